@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use rdmc::TcpFabric;
 use rdmc_benches::{monotonic, object};
 use rdmc_wan::{OpenError, Rate, Session, SessionConfig, SessionListener, SessionRequest, SlabVerb};
@@ -78,9 +78,9 @@ struct SessionOptions {
     /// KiB of a slab.
     #[arg(long)]
     slab_kib: Option<usize>,
-    /// The server writes slabs; otherwise the end that gets them reads them.
+    /// How slabs come to the client; by its distance if not given.
     #[arg(long)]
-    written: bool,
+    receive_by: Option<Verb>,
     /// Most Mbit/s of payload.
     #[arg(long)]
     rate: Option<f64>,
@@ -98,7 +98,10 @@ impl SessionOptions {
         config.streams = self.streams;
         config.ring_len_max = self.ring_mib.map_or(config.ring_len_max, |mib| mib << 20);
         config.slab_len = self.slab_kib.map_or(config.slab_len, |kib| kib << 10);
-        config.receive_by = if self.written { SlabVerb::Write } else { SlabVerb::Read };
+        config.receive_by = self.receive_by.map(|verb| match verb {
+            Verb::Read => SlabVerb::Read,
+            Verb::Write => SlabVerb::Write,
+        });
         config.rate = self.rate.map(|mbit| {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of a network")]
             let rate = Rate::bytes_per_second((mbit * 1e6 / 8.0) as u64);
@@ -115,6 +118,12 @@ impl SessionOptions {
         }
         TcpFabric::with_config(config)
     }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Verb {
+    Read,
+    Write,
 }
 
 #[derive(Args)]

@@ -7,8 +7,9 @@
 #
 # A CASE is `session` or `tcp` with arguments of benches/wan.rs after commas, those of the server after a slash:
 # `session,--streams,8`, `tcp,--streams,8/--congestion,bbr`. `gateway` is `tcp` through `rdmc gateway` at both gateways,
-# with arguments of the entrance after a slash. Or it is another program, which must be installed: `http` (curl from a
-# server in Python) or `rsync` (its daemon). Cases are measured in turn.
+# with arguments of the entrance after a slash. `files` is `rdmc get` of a file from `rdmc serve`. Or it is another
+# program, which must be installed: `http` (curl from a server in Python), `rsync` (its daemon), `gridftp`
+# (globus-url-copy from globus-gridftp-server, without security) or `scp` (its own sshd). Cases are measured in turn.
 #
 # The path, from the environment:
 #   MBIT=200               the rate of the cable in the middle, in each direction
@@ -40,7 +41,7 @@ name=rdmcwan$$ # Unique, so that several runs do not meet.
 server=10.78.3.2
 built=${CARGO_TARGET_DIR:-target}/release
 [ -n "${PROGRAM:-}" ] || cargo build --release --quiet -p rdmc-benches --example wan
-[ -n "${RDMC:-}" ] || [[ " $*" != *" gateway"* ]] || cargo build --release --quiet -p rdmc-cli
+[ -n "${RDMC:-}" ] || [[ " $*" != *" gateway"* && " $*" != *" files"* ]] || cargo build --release --quiet -p rdmc-cli
 program=${PROGRAM:-$built/examples/wan} rdmc=${RDMC:-$built/rdmc}
 work=$(mktemp -d -p /dev/shm)
 chmod 755 "$work" # Servers give up their rights.
@@ -49,7 +50,10 @@ finish() {
     stop
     [ ${#cable_pids[@]} -eq 0 ] || kill "${cable_pids[@]}" 2>/dev/null || true
     [ ${#cable_pids[@]} -eq 0 ] || wait "${cable_pids[@]}" 2>/dev/null || true
-    for host in client near far server wire; do ip netns del "$name-$host" 2>/dev/null || true; done
+    for host in client near far server wire; do
+        ip netns del "$name-$host" 2>/dev/null || true
+        rm -rf "/etc/netns/$name-$host"
+    done
     rm -rf "$work"
 }
 # Ends the server and the gateways of the present case.
@@ -88,6 +92,9 @@ cc -O2 -o "$work/cable" benches/cable.c -lm
 for host in client near far server wire; do
     ip netns add "$name-$host"
     ip -n "$name-$host" link set lo up
+    # Nobody waits for a name server.
+    mkdir -p "/etc/netns/$name-$host"
+    echo 'hosts: files' >"/etc/netns/$name-$host/nsswitch.conf"
     # No connection learns from an earlier one.
     at $host sh -c 'echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save'
     at $host sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
@@ -107,6 +114,8 @@ for pid in "${cable_pids[@]}"; do
 done
 : >"$work/seen"
 head -c "${mib}M" /dev/urandom >"$work/file"
+mkdir "$work/served" "$work/into"
+ln "$work/file" "$work/served/file"
 
 # Prints the packets that were lost, exceeded the policer or found a cable full on the way to the client since the last
 # call. Appends all counters to the file COUNTERS, if that is set.
@@ -137,6 +146,19 @@ start() {
         gateway_pids+=($!)
         return
         ;;
+    files) "${at_server[@]}" "$rdmc" serve "$work/served" --listen $server:7471 --quiet "$@" 2>"$work/errors" & ;;
+    gridftp)
+        # It takes only names of users, and files that these may read.
+        "${at_server[@]}" globus-gridftp-server -aa -anonymous-user nobody -anonymous-group nogroup \
+            -control-interface $server -data-interface $server -p 7471 "$@" >/dev/null 2>&1 &
+        ;;
+    scp)
+        [ -f "$work/key" ] || ssh-keygen -q -t ed25519 -N '' -f "$work/key"
+        mkdir -p /run/sshd
+        "${at_server[@]}" "$(command -v sshd)" -D -p 7471 -o ListenAddress=$server -h "$work/key" -o UsePAM=no \
+            -o "AuthorizedKeysFile=$work/key.pub" -o StrictModes=no -o PidFile=none -o PermitRootLogin=yes \
+            -o 'Subsystem=sftp internal-sftp' -f /dev/null "$@" &
+        ;;
     http) "${at_server[@]}" python3 -m http.server --bind $server --directory "$work" 7471 >/dev/null 2>&1 & ;;
     rsync)
         printf 'use chroot = no\nlog file = /dev/null\n[bench]\npath = %s\n' "$work" >"$work/rsyncd.conf"
@@ -153,12 +175,12 @@ start() {
 # Gets the file as a whole, and prints the seconds: whole COMMAND...
 whole() {
     local begun ended
-    rm -f "$work/got"
+    rm -f "$work/into/file"
     begun=$(date +%s%N)
     at client "$@" >/dev/null 2>"$work/errors" || { cat "$work/errors" >&2; return 1; }
     ended=$(date +%s%N)
-    cmp "$work/file" "$work/got" >&2 || return 1
-    rm "$work/got"
+    cmp "$work/file" "$work/into/file" >&2 || return 1
+    rm "$work/into/file"
     awk "BEGIN { t = ($ended - $begun) / 1e9; printf \"0 - %.3f %.1f - -\n\", t, $mib * 8.388608 / t }"
 }
 
@@ -170,8 +192,14 @@ fetch() {
     session) at client "$program" get $server:7471 --mib "$mib" "$@" ;;
     tcp) at client "$program" tcp-get $server:7471 --mib "$mib" "$@" ;;
     gateway) at client "$program" tcp-get 10.78.1.2:7471 --mib "$mib" "$@" ;;
-    http) whole curl -s -o "$work/got" "$@" "http://$server:7471/file" ;;
-    rsync) whole rsync -W "$@" "rsync://$server:7471/bench/file" "$work/got" ;;
+    files) whole "$rdmc" get --quiet "$@" "$server:7471/file" "$work/into" ;;
+    gridftp) whole globus-url-copy "$@" "ftp://$server:7471$work/file" "file://$work/into/file" ;;
+    scp)
+        whole scp -q -i "$work/key" -P 7471 -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no "$@" \
+            "root@$server:$work/file" "$work/into/file"
+        ;;
+    http) whole curl -s -o "$work/into/file" "$@" "http://$server:7471/file" ;;
+    rsync) whole rsync -W "$@" "rsync://$server:7471/bench/file" "$work/into/file" ;;
     esac
 }
 

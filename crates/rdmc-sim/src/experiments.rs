@@ -104,6 +104,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment { name: "wan-channels", about: "a gateway's channel without distance", run: wan::channels::run },
     Experiment { name: "wan-loss", about: "gateways and TCP over long paths with loss", run: wan::loss::run },
     Experiment { name: "wan-ring", about: "a session's ring against the length of its path", run: wan::ring::run },
+    Experiment { name: "wan-verbs", about: "slabs that are read or written", run: wan::verbs::run },
     Experiment { name: "wan-driver", about: "a session and TCP over a perfect long path", run: wan::driver::run },
     Experiment { name: "wan-policer", about: "a session and TCP behind a policer", run: wan::policer::run },
 ];

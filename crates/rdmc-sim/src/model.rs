@@ -31,13 +31,20 @@ pub struct ClusterModel {
     /// Conditions of all paths: loss, jitter, a policer. With `None`, paths are perfect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathModel>,
-    /// Bytes on the network for each byte of a send or a read: small messages model large ones. One-sided writes, which
-    /// carry the protocol, are not scaled.
+    /// Bytes on the network for each byte of a send or a read: small messages model large ones.
     #[serde(default = "one")]
     pub payload_scale: u64,
+    /// Whether one-sided writes are scaled, too. Those of groups carry the protocol, and keep their lengths.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scales_writes: bool,
 }
 
 impl ClusterModel {
+    /// Returns the bytes on the network of a one-sided write.
+    pub(crate) fn written(&self, len: usize) -> u64 {
+        len as u64 * if self.scales_writes { self.payload_scale } else { 1 }
+    }
+
     /// Describes a cluster of equal nodes on a non-blocking switch. Only the network takes time.
     pub fn new(nodes: u32, port_mbps: u64, latency_ns: u64) -> Self {
         Self {
@@ -50,6 +57,7 @@ impl ClusterModel {
             control: ControlModel::default(),
             path: None,
             payload_scale: 1,
+            scales_writes: false,
         }
     }
 

@@ -73,8 +73,9 @@ pub struct SessionConfig {
     pub streams: Option<u16>,
     /// The rate at which data comes to this end. Default `None`: as fast as the fabric goes.
     pub rate: Option<Rate>,
-    /// How slabs come to this end. Default [`SlabVerb::Read`].
-    pub receive_by: SlabVerb,
+    /// How slabs come to this end. Default `None`: [`SlabVerb::Write`] if the connection took at least 2 ms to be made,
+    /// else [`SlabVerb::Read`].
+    pub receive_by: Option<SlabVerb>,
     /// After this time without a sign of life, a connection counts as lost; both ends take the lesser one. Default 10
     /// s.
     pub detection: Duration,
@@ -107,12 +108,14 @@ impl SessionConfig {
         Ok(())
     }
 
-    fn terms(&self) -> wire::Terms {
+    /// Returns this end's terms, if it took `connecting` to connect.
+    fn terms(&self, connecting: Duration) -> wire::Terms {
+        let by_distance = if connecting < DISTANT { SlabVerb::Read } else { SlabVerb::Write };
         wire::Terms {
             slab_len: u32::try_from(self.slab_len).expect("checked to be at most 1 GiB"),
             detection_ms: u32::try_from(self.detection.as_millis()).expect("checked to be at most an hour"),
             rate: self.rate.map(Rate::as_bytes_per_second),
-            has_rooms: self.receive_by == SlabVerb::Write,
+            has_rooms: self.receive_by.unwrap_or(by_distance) == SlabVerb::Write,
         }
     }
 }
@@ -124,7 +127,7 @@ impl Default for SessionConfig {
             ring_len_max: 256 << 20,
             streams: None,
             rate: None,
-            receive_by: SlabVerb::Read,
+            receive_by: None,
             detection: Duration::from_secs(10),
             resume_within: Duration::from_secs(60),
             security: None,
@@ -134,12 +137,11 @@ impl Default for SessionConfig {
 
 /// The one-sided operation that moves slabs to an end. Slabs of at most 16 KiB travel with their announcement in any
 /// case.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SlabVerb {
     /// This end reads them from the memory of the other (*bulk asynchronous get*). Bytes come one and a half round
     /// trips after they were sent.
-    #[default]
     Read,
     /// The other end writes them into memory of this end. Bytes come half a round trip after they were sent. This end
     /// copies each slab, and has a third ring of at most [`ring_len_max`](SessionConfig::ring_len_max).
@@ -149,12 +151,12 @@ pub enum SlabVerb {
 /// What both ends have agreed on.
 #[derive(Clone, Copy, Debug)]
 struct AgreedTerms {
+    /// What this end has said.
+    ours: wire::Terms,
     slab_len: usize,
     detection: Duration,
     /// The rate of slabs to this end.
     rate: Option<Rate>,
-    /// Whether the other end writes slabs into rooms of this one.
-    has_rooms: bool,
     /// The rate of slabs to the other end.
     their_rate: Option<Rate>,
     /// Whether this end writes slabs into rooms of the other.
@@ -162,16 +164,16 @@ struct AgreedTerms {
 }
 
 impl AgreedTerms {
-    /// Joins the own settings with those of the other end; `None` if these are out of bounds.
-    fn new(config: &SessionConfig, theirs: wire::Terms) -> Option<Self> {
-        let slab_len = config.slab_len.min(theirs.slab_len as usize);
-        let detection = config.detection.min(Duration::from_millis(theirs.detection_ms.into()));
+    /// Joins the own settings and terms with the terms of the other end; `None` if these are out of bounds.
+    fn new(config: &SessionConfig, ours: wire::Terms, theirs: wire::Terms) -> Option<Self> {
+        let slab_len = ours.slab_len.min(theirs.slab_len) as usize;
+        let detection = Duration::from_millis(ours.detection_ms.min(theirs.detection_ms).into());
         let fits = slab_len >= SessionConfig::SLAB_LEN_MIN && detection >= DETECTION_MIN && theirs.rate != Some(0);
         fits.then(|| Self {
+            ours,
             slab_len,
             detection,
             rate: config.rate,
-            has_rooms: config.receive_by == SlabVerb::Write,
             their_rate: theirs.rate.map(Rate::bytes_per_second),
             writes: theirs.has_rooms,
         })
@@ -396,6 +398,8 @@ impl Shared {
 
 /// Slabs of a ring that has not grown.
 const SLABS_MIN: usize = 4;
+/// Ends are distant if it takes so long to connect.
+const DISTANT: Duration = Duration::from_millis(2);
 const DETECTION_MIN: Duration = Duration::from_millis(100);
 const DETECTION_MAX: Duration = Duration::from_secs(3600);
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(10);

@@ -63,6 +63,8 @@ pub(crate) struct Open {
     /// The fabrics that it can use, in order of preference.
     pub(crate) offers: Vec<Offer>,
     pub(crate) terms: Terms,
+    /// How long it took to connect, in microseconds.
+    pub(crate) connecting_us: u64,
     pub(crate) metadata: Vec<u8>,
 }
 
@@ -234,9 +236,9 @@ mod tests {
         let offer = (".{0,8}", endpoints()).prop_map(|(fabric, endpoints)| Offer { fabric, endpoints });
         let offers = proptest::collection::vec(offer, 0..3);
         prop_oneof![
-            (any::<u16>(), any::<u128>(), proptest::option::of(progress()), offers, terms(), bytes()).prop_map(
-                |(version, session, progress, offers, terms, metadata)| {
-                    Frame::Open(Open { version, session, progress, offers, terms, metadata })
+            (any::<(u16, u128, u64)>(), proptest::option::of(progress()), offers, terms(), bytes()).prop_map(
+                |((version, session, connecting_us), progress, offers, terms, metadata)| {
+                    Frame::Open(Open { version, session, progress, offers, terms, connecting_us, metadata })
                 }
             ),
             (progress(), any::<u8>(), endpoints(), terms(), bytes()).prop_map(

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rdmc::Fabrics;
 use rdmc_fabric::Fabric;
-use rdmc_wan::{Rate, Session, SessionConfig, SessionError, SessionHandle, SessionListener};
+use rdmc_wan::{Rate, Session, SessionConfig, SessionError, SessionHandle, SessionListener, SlabVerb};
 
 use super::measure::in_parallel;
 use super::{ExperimentError, Table};
@@ -23,6 +23,7 @@ pub(super) mod driver;
 pub(super) mod loss;
 pub(super) mod policer;
 pub(super) mod ring;
+pub(super) mod verbs;
 
 /// A session from one node to another over a long path.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +44,8 @@ pub struct LongPath {
     pub reads_max: u32,
     /// Queue pairs of the session.
     pub streams: u16,
+    /// How slabs come to the receiver.
+    pub receive_by: SlabVerb,
     /// Decides everything random.
     pub seed: u64,
 }
@@ -62,6 +65,7 @@ impl LongPath {
             pace: None,
             reads_max: 0,
             streams: 1,
+            receive_by: SlabVerb::Read,
             seed: 1,
         }
     }
@@ -154,7 +158,7 @@ impl LongPath {
         let latency_ns = u64::try_from(self.round_trip.as_nanos() / 2).unwrap_or(u64::MAX);
         let mut model = ClusterModel::new(2, self.mbps, latency_ns);
         model.control.latency_ns = latency_ns;
-        model.payload_scale = Self::SCALE;
+        (model.payload_scale, model.scales_writes) = (Self::SCALE, true);
         model.path = self.path;
         model.nic.reads_max = self.reads_max;
         (model.host.post_ns, model.host.completion_ns, model.nic.operation_ns) = (200, 300, 150);
@@ -166,6 +170,7 @@ impl LongPath {
         config.slab_len = usize::try_from(self.slab_bytes / Self::SCALE).expect("a slab is in memory");
         config.ring_len_max = self.ring_bytes / Self::SCALE;
         config.streams = Some(self.streams);
+        config.receive_by = Some(self.receive_by);
         config.rate =
             self.pace.map(|(rate, burst)| Rate::bytes_per_second(rate / Self::SCALE).burst(burst / Self::SCALE));
         config

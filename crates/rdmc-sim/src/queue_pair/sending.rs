@@ -95,7 +95,7 @@ impl SimQueuePair {
         let bytes = model.nic.header_bytes
             + match &content {
                 Content::Send { data, .. } => data.len() as u64 * model.payload_scale,
-                Content::Write { data, .. } => data.len() as u64,
+                Content::Write { data, .. } => model.written(data.len()),
                 Content::Read { .. } => 0,
             };
         let begin_ns = self.world.0.executor.now_ns();
@@ -279,12 +279,11 @@ impl SimQueuePair {
         let WorldShared { model, nodes, flows, .. } = &*self.world.0;
         let short = lock(&self.state).outstanding.back().is_some_and(|newest| {
             let work = newest.request.work();
-            let len = work.len() as u64;
             let bytes = match work {
-                Work::Send { .. } => len * model.payload_scale,
+                Work::Send { .. } => work.len() as u64 * model.payload_scale,
                 // Only the request of a read leaves.
                 Work::Read { .. } => 0,
-                _ => len,
+                _ => model.written(work.len()),
             };
             bytes <= PACKET_BYTES
         });

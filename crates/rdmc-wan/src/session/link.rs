@@ -153,8 +153,8 @@ impl Shared {
     fn may_be_at(&self, place: &Place) -> bool {
         match place {
             Place::Inline(_) => true,
-            Place::Exposed(_) => !self.terms.has_rooms,
-            Place::Written { .. } => self.terms.has_rooms,
+            Place::Exposed(_) => !self.terms.ours.has_rooms,
+            Place::Written { .. } => self.terms.ours.has_rooms,
         }
     }
 

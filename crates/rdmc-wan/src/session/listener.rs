@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::error::{OpenError, silent};
 use super::link::{Link, LinkEnd};
 use super::opening::{HANDSHAKE_LIMIT, Patience, write_first};
-use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared, SlabVerb};
+use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared};
 use crate::channel::Channel;
 use crate::sync::lock;
 use crate::wire::{self, Frame, Open, Opened, PROTOCOL_VERSION, Progress, RefusedReason};
@@ -109,10 +109,11 @@ impl SessionRequest {
         }
         let entrance = self.entrance.clone();
         let stream = self.stream.take().expect("only this call takes it");
-        let accepting = entrance.answer(stream, &self.open, Progress::default(), metadata, &entrance.fabrics);
+        let ours = entrance.config.terms(Duration::from_micros(self.open.connecting_us));
+        let accepting = entrance.answer(stream, &self.open, Progress::default(), ours, metadata, &entrance.fabrics);
         let accepted = entrance.environment.timeout(HANDSHAKE_LIMIT, accepting).await;
         let (link, fabric) = accepted.map_err(|elapsed| handshake(self.from, silent(elapsed)))??;
-        let terms = AgreedTerms::new(&entrance.config, self.open.terms).expect("checked before it was answered");
+        let terms = AgreedTerms::new(&entrance.config, ours, self.open.terms).expect("checked before it was answered");
         let id = SessionId(self.open.session);
         let shared = Shared::new(id, fabric, &entrance.config, terms, std::mem::take(&mut self.open.metadata));
         let (resumed, resumptions) = mpsc::channel(1);
@@ -220,7 +221,7 @@ impl Entrance {
             self.refuse(stream, RefusedReason::Version { ours: PROTOCOL_VERSION }).await;
             return Ok(());
         }
-        if AgreedTerms::new(&self.config, open.terms).is_none() {
+        if AgreedTerms::new(&self.config, self.config.terms(Duration::ZERO), open.terms).is_none() {
             let reason = "its terms are out of bounds".to_owned();
             self.refuse(stream, RefusedReason::Declined { reason }).await;
             return Ok(());
@@ -262,6 +263,7 @@ impl Entrance {
         mut stream: Box<dyn ControlStream>,
         open: &Open,
         progress: Progress,
+        ours: wire::Terms,
         metadata: Vec<u8>,
         fabrics: &[Arc<dyn Fabric>],
     ) -> Result<(Link, Arc<dyn Fabric>), OpenError> {
@@ -280,13 +282,13 @@ impl Entrance {
         let Some(streams) = streams.filter(|streams| (1..=SessionConfig::STREAMS_MAX).contains(streams)) else {
             return Err(handshake(from, io::Error::other("it offers no, or too many, streams")));
         };
-        let (channel, completions) = Channel::new(&**fabric, streams, self.config.receive_by == SlabVerb::Write)?;
+        let (channel, completions) = Channel::new(&**fabric, streams, ours.has_rooms)?;
         channel.pace(open.terms.rate);
         let opened = Opened {
             progress,
             chosen: u8::try_from(chosen).map_err(|_| handshake(from, io::Error::other("too many offers")))?,
             endpoints: channel.endpoints(),
-            terms: self.config.terms(),
+            terms: ours,
             metadata,
         };
         write_first(&mut stream, &Frame::Opened(opened)).await.map_err(|error| handshake(from, error))?;
@@ -340,7 +342,7 @@ async fn drive(
         let Some(Resumption { stream, open, entrance }) = resumption else { break };
         let (progress, theirs) = (lock(&shared.state).progress(), open.progress.unwrap_or_default());
         let fabrics = [shared.fabric.clone()];
-        let answering = entrance.answer(stream, &open, progress, Vec::new(), &fabrics);
+        let answering = entrance.answer(stream, &open, progress, shared.terms.ours, Vec::new(), &fabrics);
         match shared.environment.timeout(HANDSHAKE_LIMIT, answering).await {
             Ok(Ok((next, _))) => match shared.take_over(theirs) {
                 Ok(()) => link = Some(next),

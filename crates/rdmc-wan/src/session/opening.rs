@@ -11,10 +11,10 @@ use tokio::io::AsyncWriteExt;
 
 use super::error::{OpenError, SessionError, silent};
 use super::link::{Link, LinkEnd};
-use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared, SlabVerb};
+use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared};
 use crate::channel::Channel;
 use crate::sync::lock;
-use crate::wire::{self, Frame, Offer, Open, Opened, PROTOCOL_VERSION};
+use crate::wire::{self, Frame, Offer, Open, Opened, PROTOCOL_VERSION, Terms};
 
 /// Opens a session with the [listener](super::SessionListener) at `address` (`host:port`), on one of `fabrics`.
 ///
@@ -84,8 +84,8 @@ pub async fn connect(
     };
     let greeting = environment.timeout(HANDSHAKE_LIMIT, opener.open(&fabrics, None));
     let reached = greeting.await.map_err(|elapsed| opener.handshake(silent(elapsed)))??;
-    let Reached { opened, link, fabric } = reached;
-    let terms = AgreedTerms::new(&opener.config, opened.terms)
+    let Reached { ours, opened, link, fabric } = reached;
+    let terms = AgreedTerms::new(&opener.config, ours, opened.terms)
         .ok_or_else(|| opener.handshake(io::Error::other("the other end's terms are out of bounds")))?;
     let shared = Shared::new(opener.id, fabric, &opener.config, terms, opened.metadata);
     tracing::debug!(session = %shared.id, address, fabric = shared.fabric.capabilities().name, "session opened");
@@ -104,6 +104,7 @@ struct Opener {
 
 /// A connection that the other end has accepted.
 struct Reached {
+    ours: Terms,
     opened: Opened,
     link: Link,
     fabric: Arc<dyn Fabric>,
@@ -113,7 +114,10 @@ impl Opener {
     /// Connects, and agrees with the other end; goes on with the session if there is one.
     async fn open(&self, fabrics: &[Arc<dyn Fabric>], shared: Option<&Shared>) -> Result<Reached, OpenError> {
         let unreachable = |source| OpenError::Unreachable { address: self.address.clone(), source };
+        let began = self.environment.now();
         let mut stream = self.environment.connect(&self.address).await.map_err(unreachable)?;
+        let connecting = self.environment.now().since(began);
+        let ours = shared.map_or_else(|| self.config.terms(connecting), |shared| shared.terms.ours);
         if let Some(security) = &self.config.security {
             let name = self.address.rsplit_once(':').map_or(&*self.address, |(host, _)| host);
             let secured = security.opened(&*self.environment, stream, name.trim_matches(['[', ']'])).await;
@@ -124,9 +128,9 @@ impl Opener {
             let name = fabric.capabilities().name;
             let streams =
                 self.config.streams.unwrap_or(if name.starts_with("tcp") { SessionConfig::STREAMS_OF_TCP } else { 1 });
-            channels.push(Channel::new(&**fabric, streams, self.config.receive_by == SlabVerb::Write)?);
+            channels.push(Channel::new(&**fabric, streams, ours.has_rooms)?);
         }
-        let opened = self.greet(&mut stream, fabrics, &channels, shared).await?;
+        let opened = self.greet(&mut stream, fabrics, &channels, shared, ours, connecting).await?;
         let chosen = usize::from(opened.chosen);
         if chosen >= channels.len() {
             return Err(self.handshake(io::Error::other("it chose a fabric that was not offered")));
@@ -136,7 +140,7 @@ impl Opener {
         let endpoints = opened.endpoints.clone();
         let connected = channel.connect(Role::Active, stream.peer_address(), endpoints).await;
         connected.map_err(|source| OpenError::Channel { address: self.address.clone(), source })?;
-        Ok(Reached { opened, link: Link { stream, channel, completions }, fabric: fabrics[chosen].clone() })
+        Ok(Reached { ours, opened, link: Link { stream, channel, completions }, fabric: fabrics[chosen].clone() })
     }
 
     /// Exchanges the first frames.
@@ -146,6 +150,8 @@ impl Opener {
         fabrics: &[Arc<dyn Fabric>],
         channels: &[(Channel, CompletionQueue)],
         shared: Option<&Shared>,
+        ours: Terms,
+        connecting: Duration,
     ) -> Result<Opened, OpenError> {
         let offer = |(fabric, (channel, _)): (&Arc<dyn Fabric>, &(Channel, CompletionQueue))| Offer {
             fabric: fabric.capabilities().place(),
@@ -156,7 +162,8 @@ impl Opener {
             session: self.id.0,
             progress: shared.map(|shared| lock(&shared.state).progress()),
             offers: fabrics.iter().zip(channels).map(offer).collect(),
-            terms: self.config.terms(),
+            terms: ours,
+            connecting_us: u64::try_from(connecting.as_micros()).unwrap_or(u64::MAX),
             metadata: if shared.is_none() { self.metadata.clone() } else { Vec::new() },
         };
         let answer = async {

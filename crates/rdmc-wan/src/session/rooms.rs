@@ -112,7 +112,7 @@ impl Shared {
     /// Gives the other end as many rooms as the ring of rooms may have, and notes what is written to them. Does nothing
     /// if this end reads its slabs.
     pub(super) async fn keep_rooms(&self, channel: &Channel, rooms: &Rooms) -> Result<Failure, Failure> {
-        if !self.terms.has_rooms {
+        if !self.terms.ours.has_rooms {
             return future::pending().await;
         }
         let mut noting: FuturesUnordered<_> =

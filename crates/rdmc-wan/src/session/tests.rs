@@ -30,7 +30,7 @@ impl Rig {
     /// Slabs come to both ends in the same way.
     async fn new(network: [Arc<dyn Fabric>; 2], address: &str, receive_by: SlabVerb) -> Self {
         let [accepting, opening] = network;
-        let config = SessionConfig { receive_by, ..config() };
+        let config = SessionConfig { receive_by: Some(receive_by), ..config() };
         let listener = SessionListener::bind(vec_of(accepting), address, config.clone()).await.unwrap();
         Self { listener, opening, config }
     }
@@ -152,7 +152,7 @@ async fn slabs_are_written_both_ways_in_memory() {
 async fn each_end_chooses_how_slabs_come_to_it() {
     for (here, there) in [(SlabVerb::Read, SlabVerb::Write), (SlabVerb::Write, SlabVerb::Read)] {
         let mut rig = Rig::mem_by(there).await;
-        rig.config.receive_by = here;
+        rig.config.receive_by = Some(here);
         let (opened, accepted) = rig.sessions(None).await;
         exchange(opened, accepted, 3_000_000).await;
     }
