@@ -60,6 +60,11 @@ pub trait FabricDecorator: Send + Sync + fmt::Debug {
         self.inner().environment()
     }
 
+    /// Does what [`Fabric::connect_ahead`] does.
+    fn connect_ahead(&self, address: &str, connections: u16) {
+        self.inner().connect_ahead(address, connections);
+    }
+
     /// Does what [`Fabric::register`] does.
     ///
     /// # Errors
@@ -132,6 +137,10 @@ impl<D: FabricDecorator> Fabric for D {
 
     fn environment(&self) -> Arc<dyn Environment> {
         FabricDecorator::environment(self)
+    }
+
+    fn connect_ahead(&self, address: &str, connections: u16) {
+        FabricDecorator::connect_ahead(self, address, connections);
     }
 
     fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {

@@ -35,6 +35,15 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// The device or the operating system refuses.
     fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError>;
 
+    /// Says that so many queue pairs will connect soon, as active ends, to the node that listens at `address`
+    /// (`host:port`).
+    ///
+    /// A fabric that meets peers at that port opens connections now, so that a round trip passes meanwhile. Those that
+    /// are not used within 10 s are closed. Default: nothing.
+    fn connect_ahead(&self, address: &str, connections: u16) {
+        let _ = (address, connections);
+    }
+
     /// Allocates and registers `len` zeroed bytes, in the way that suits the fabric.
     ///
     /// # Errors

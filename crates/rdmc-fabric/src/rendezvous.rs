@@ -20,6 +20,7 @@ use futures::future::{BoxFuture, Either, select};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::environment::{DATA_MAGIC, DataAcceptor, Environment, UnknownNonce};
@@ -38,6 +39,8 @@ pub struct Rendezvous {
     listening: Mutex<Option<SocketAddr>>,
     /// Room for connections to be opened, by the peer's address.
     opening: Mutex<HashMap<SocketAddr, Weak<Semaphore>>>,
+    /// Connections that were opened ahead, by the peer's address.
+    ahead: Mutex<HashMap<SocketAddr, Vec<JoinHandle<io::Result<TcpStream>>>>>,
     refused: AtomicU64,
 }
 
@@ -100,6 +103,36 @@ impl Rendezvous {
                 opening.await
             }
         }
+    }
+
+    /// Opens connections to a peer that queue pairs will soon meet at that address.
+    pub(crate) fn dial_ahead(self: &Arc<Self>, address: &str, connections: u16) {
+        let (rendezvous, address) = (Arc::downgrade(self), address.to_owned());
+        tokio::spawn(async move {
+            // If it fails, the control connection says so.
+            let Some(at) = tokio::net::lookup_host(&address).await.ok().and_then(|mut all| all.next()) else { return };
+            let dialing =
+                (0..usize::from(connections).min(OPENED_AT_ONCE)).map(|_| tokio::spawn(TcpStream::connect(at)));
+            let Some(this) = rendezvous.upgrade() else { return };
+            lock(&this.ahead).entry(at).or_default().extend(dialing);
+            drop(this);
+            tokio::time::sleep(USED_WITHIN).await;
+            // Those of a later call may go with them: that costs a round trip.
+            let Some(this) = rendezvous.upgrade() else { return };
+            let unused = lock(&this.ahead).remove(&at);
+            unused.into_iter().flatten().for_each(|dialing| dialing.abort());
+        });
+    }
+
+    /// Returns a connection that was opened ahead, or opens one.
+    async fn dial(&self, at: SocketAddr) -> io::Result<TcpStream> {
+        let ahead = lock(&self.ahead).get_mut(&at).and_then(Vec::pop);
+        if let Some(ahead) = ahead
+            && let Ok(Ok(stream)) = ahead.await
+        {
+            return Ok(stream);
+        }
+        TcpStream::connect(at).await
     }
 
     /// Returns the number of data connections that were refused: they named no valid nonce, or could not prove it.
@@ -266,7 +299,7 @@ impl Meeting {
         self.forget();
         let at = remote.at(address).ok_or(ConnectError::PeerNotListening)?;
         let connect = async {
-            let mut stream = TcpStream::connect(at).await?;
+            let mut stream = self.rendezvous.dial(at).await?;
             let mut preface = DATA_MAGIC.to_vec();
             preface.extend((self.public)(remote.nonce).to_le_bytes());
             preface.extend((self.public)(self.nonce).to_le_bytes());
@@ -406,6 +439,8 @@ const CONNECTION_SECRET: &str = "rdmc 2026-11 secret of a data connection";
 const NONCE_NAME: &str = "rdmc 2026-11 name of a nonce";
 /// Connections to one peer that are being opened, at most.
 const OPENED_AT_ONCE: usize = 32;
+/// After this time, connections that were opened ahead are closed.
+const USED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a connection that is being opened keeps others waiting, at most.
 const OPENED_WITHIN: Duration = Duration::from_millis(100);
 

@@ -141,6 +141,10 @@ impl Fabric for TcpFabric {
         self.environment.clone()
     }
 
+    fn connect_ahead(&self, address: &str, connections: u16) {
+        self.shared.rendezvous.dial_ahead(address, connections);
+    }
+
     fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
         Ok(MemoryRegion::new(memory, Box::new(())))
     }

@@ -13,11 +13,12 @@ use rdmc_fabric::{
     Buffer, BufferMut, CompletionQueue, ConnectError, Endpoint, Fabric, FabricError, Operation, Peer, QueuePair,
     QueuePairConfig, Received, RemoteMemory, Role, WorkError,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// The queue pairs of one session, over one connection.
 pub(crate) struct Channel {
     streams: Vec<Stream>,
+    connected: watch::Sender<bool>,
 }
 
 struct Stream {
@@ -46,7 +47,8 @@ impl Channel {
             let queue_pair = fabric.create_queue_pair(&source, config)?;
             Ok(Stream { queue_pair, under_way: Arc::default(), room: Arc::new(Semaphore::new(DEPTH as usize)) })
         });
-        Ok((Self { streams: streams.collect::<Result<_, FabricError>>()? }, completions))
+        let streams = streams.collect::<Result<_, FabricError>>()?;
+        Ok((Self { streams, connected: watch::Sender::new(false) }, completions))
     }
 
     /// Returns what the other end needs to connect.
@@ -63,7 +65,7 @@ impl Channel {
         self.streams.iter().for_each(|stream| stream.queue_pair.pace(part));
     }
 
-    /// Connects all queue pairs to those of the other end, which does the same.
+    /// Connects all queue pairs to those of the other end, which does the same. Requests wait for that.
     ///
     /// # Errors
     /// The first error of any. The other end has another number of queue pairs: [`ConnectError::BadEndpoint`].
@@ -79,10 +81,12 @@ impl Channel {
         let connecting = self.streams.iter().zip(endpoints).map(async |(stream, endpoint)| {
             stream.queue_pair.connect(Peer { endpoint: Endpoint::new(endpoint)?, role, address }).await
         });
-        futures::future::try_join_all(connecting).await.map(drop)
+        futures::future::try_join_all(connecting).await?;
+        self.connected.send_replace(true);
+        Ok(())
     }
 
-    /// Posts a read of the other end's memory; waits only while too many requests are posted.
+    /// Posts a read of the other end's memory; waits for the connection, and while too many requests are posted.
     ///
     /// # Cancel safety
     /// A dropped future posts nothing.
@@ -91,8 +95,8 @@ impl Channel {
         UnderWay { operation: queue_pair.read(into, from), _share: share }
     }
 
-    /// Posts a write to the other end's memory, which takes one of the other end's receives; waits only while too many
-    /// requests are posted.
+    /// Posts a write to the other end's memory, which takes one of the other end's receives; waits as
+    /// [`read`](Self::read) does.
     ///
     /// # Cancel safety
     /// A dropped future posts nothing.
@@ -111,6 +115,8 @@ impl Channel {
 
     /// Waits for a place for a request of `len` bytes on the stream with the fewest bytes under way.
     async fn idlest(&self, len: usize) -> (&QueuePair, Share) {
+        let mut connected = self.connected.subscribe();
+        connected.wait_for(|connected| *connected).await.expect("the channel lives as long as this future");
         let idlest = self.streams.iter().min_by_key(|stream| stream.under_way.load(Ordering::Relaxed));
         let stream = idlest.expect("a channel has at least one stream");
         let room = stream.room.clone().acquire_owned().await.expect("nobody closes it");

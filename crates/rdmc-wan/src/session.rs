@@ -108,13 +108,13 @@ impl SessionConfig {
         Ok(())
     }
 
-    /// Returns this end's terms, if it took `connecting` to connect.
-    fn terms(&self, connecting: Duration) -> wire::Terms {
-        let by_distance = if connecting < DISTANT { SlabVerb::Read } else { SlabVerb::Write };
+    fn terms(&self, is_distant: bool) -> wire::Terms {
+        let by_distance = if is_distant { SlabVerb::Write } else { SlabVerb::Read };
         wire::Terms {
             slab_len: u32::try_from(self.slab_len).expect("checked to be at most 1 GiB"),
             detection_ms: u32::try_from(self.detection.as_millis()).expect("checked to be at most an hour"),
             rate: self.rate.map(Rate::as_bytes_per_second),
+            is_distant,
             has_rooms: self.receive_by.unwrap_or(by_distance) == SlabVerb::Write,
         }
     }
@@ -262,6 +262,18 @@ impl SessionHandle {
         self.0.until(|state| state.ended.clone()).await
     }
 
+    /// Waits until both directions have ended and the last word to the other end has left. That is a round trip before
+    /// [`ended`](Self::ended): this end needs nothing more of the other, and its process may end.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    ///
+    /// # Errors
+    /// How the session failed.
+    pub async fn parted(&self) -> Result<(), SessionError> {
+        self.0.until(|state| state.ended.clone().or(state.goodbye_left.then_some(Ok(())))).await
+    }
+
     /// Waits until the session's task has ended, so that nothing more is told to the other end.
     ///
     /// # Cancel safety
@@ -344,7 +356,8 @@ impl Shared {
         let slabs_max = config.ring_len_max / terms.slab_len as u64;
         // A slab that is filled, one that is announced, and one in flight.
         let slabs_max = usize::try_from(slabs_max).unwrap_or(usize::MAX).clamp(3, state::ANNOUNCED_MAX);
-        let ring = || SlabRing::new(fabric.clone(), terms.slab_len, SLABS_MIN, slabs_max);
+        let slabs_min = if terms.ours.is_distant { SLABS_OF_DISTANT } else { SLABS_MIN };
+        let ring = || SlabRing::new(fabric.clone(), terms.slab_len, slabs_min, slabs_max);
         Arc::new(Self {
             id,
             environment: fabric.environment(),
@@ -396,8 +409,9 @@ impl Shared {
     }
 }
 
-/// Slabs of a ring that has not grown.
+/// Slabs of a ring that has not grown, and of one between distant ends.
 const SLABS_MIN: usize = 4;
+const SLABS_OF_DISTANT: usize = 16;
 /// Ends are distant if it takes so long to connect.
 const DISTANT: Duration = Duration::from_millis(2);
 const DETECTION_MIN: Duration = Duration::from_millis(100);

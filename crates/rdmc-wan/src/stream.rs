@@ -215,7 +215,7 @@ fn broken(error: SessionError) -> io::Error {
         SessionError::Stopped | SessionError::Closed => io::ErrorKind::BrokenPipe,
         SessionError::Aborted { .. } => io::ErrorKind::ConnectionAborted,
         SessionError::Protocol { .. } | SessionError::Corrupt { .. } => io::ErrorKind::InvalidData,
-        SessionError::Fabric { .. } => io::ErrorKind::Other,
+        SessionError::Fabric { .. } | SessionError::Channel { .. } => io::ErrorKind::Other,
     };
     io::Error::new(kind, error)
 }

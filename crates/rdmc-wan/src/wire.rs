@@ -63,8 +63,6 @@ pub(crate) struct Open {
     /// The fabrics that it can use, in order of preference.
     pub(crate) offers: Vec<Offer>,
     pub(crate) terms: Terms,
-    /// How long it took to connect, in microseconds.
-    pub(crate) connecting_us: u64,
     pub(crate) metadata: Vec<u8>,
 }
 
@@ -106,6 +104,8 @@ pub(crate) struct Terms {
     pub(crate) detection_ms: u32,
     /// The rate at which slabs may come to this end, in bytes per second.
     pub(crate) rate: Option<u64>,
+    /// Whether the ends are distant, as the one that opens the session has seen.
+    pub(crate) is_distant: bool,
     /// Whether the other end writes slabs into rooms of this one.
     pub(crate) has_rooms: bool,
 }
@@ -218,8 +218,15 @@ mod tests {
     }
 
     fn terms() -> impl Strategy<Value = Terms> {
-        (any::<u32>(), any::<u32>(), any::<Option<u64>>(), any::<bool>())
-            .prop_map(|(slab_len, detection_ms, rate, has_rooms)| Terms { slab_len, detection_ms, rate, has_rooms })
+        any::<(u32, u32, Option<u64>, bool, bool)>().prop_map(
+            |(slab_len, detection_ms, rate, is_distant, has_rooms)| Terms {
+                slab_len,
+                detection_ms,
+                rate,
+                is_distant,
+                has_rooms,
+            },
+        )
     }
 
     fn places() -> impl Strategy<Value = Place> {
@@ -236,9 +243,9 @@ mod tests {
         let offer = (".{0,8}", endpoints()).prop_map(|(fabric, endpoints)| Offer { fabric, endpoints });
         let offers = proptest::collection::vec(offer, 0..3);
         prop_oneof![
-            (any::<(u16, u128, u64)>(), proptest::option::of(progress()), offers, terms(), bytes()).prop_map(
-                |((version, session, connecting_us), progress, offers, terms, metadata)| {
-                    Frame::Open(Open { version, session, progress, offers, terms, connecting_us, metadata })
+            (any::<u16>(), any::<u128>(), proptest::option::of(progress()), offers, terms(), bytes()).prop_map(
+                |(version, session, progress, offers, terms, metadata)| {
+                    Frame::Open(Open { version, session, progress, offers, terms, metadata })
                 }
             ),
             (progress(), any::<u8>(), endpoints(), terms(), bytes()).prop_map(

@@ -41,6 +41,10 @@ impl Fabric for Recorder {
         self.note("environment").environment()
     }
 
+    fn connect_ahead(&self, address: &str, connections: u16) {
+        self.note("connect_ahead").connect_ahead(address, connections);
+    }
+
     fn register(&self, memory: Memory) -> Result<MemoryRegion, FabricError> {
         self.note("register").register(memory)
     }
@@ -178,6 +182,7 @@ async fn forwards_all(decorate: impl Fn(Arc<dyn Fabric>) -> Arc<dyn Fabric>) {
     let queue_pair = || fabric.create_queue_pair(&queue.source(), QueuePairConfig::default()).unwrap();
     let (a, b) = (queue_pair(), queue_pair());
     fabric.environment().spawn(Box::pin(queue.drain()));
+    fabric.connect_ahead("127.0.0.1:1", 1);
     let allocated = fabric.allocate(5).unwrap().into_mut().unwrap();
     let registered = fabric.register(Memory::from(b"hello".to_vec())).unwrap().into_shared();
     fabric.expose(Expose::Frozen(registered.clone())).unwrap();

@@ -235,7 +235,7 @@ pub(super) async fn conclude(
     let resumed = handle.stats().resumed;
     match outcome {
         Ok(()) => {
-            handle.ended().await?;
+            handle.parted().await?;
             Ok(RemoteOutcome { resumed: tally.outcome.resumed + resumed, ..tally.outcome })
         }
         Err(problem) => {

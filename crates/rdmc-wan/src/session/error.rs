@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use rdmc_fabric::{ConnectError, Elapsed, FabricError};
+use rdmc_fabric::{Elapsed, FabricError};
 
 use super::state::Violation;
 
@@ -35,14 +35,6 @@ pub enum OpenError {
         /// What went wrong.
         source: io::Error,
     },
-    /// The data channel could not be connected.
-    #[error("the data channel to {address} could not be connected")]
-    Channel {
-        /// Where the other end listens, or from where it connects.
-        address: String,
-        /// What went wrong.
-        source: ConnectError,
-    },
     /// The own fabric refused resources.
     #[error(transparent)]
     Fabric(#[from] FabricError),
@@ -62,6 +54,12 @@ pub enum SessionError {
         within: Duration,
         /// How the connection was lost, or why it was not resumed.
         cause: String,
+    },
+    /// The data channel could not be made when the session began.
+    #[error("the data channel could not be connected: {reason}")]
+    Channel {
+        /// What went wrong.
+        reason: String,
     },
     /// The connection was lost, and the other end does not go on.
     #[error("the connection was lost, and the other end does not go on: {reason}")]

@@ -1,26 +1,31 @@
 //! One connection of a session, and its frames.
 
+use std::future;
 use std::io;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use rdmc_fabric::frames::FrameCheck;
-use rdmc_fabric::{CompletionQueue, ControlStream, Timestamp, WorkError};
+use rdmc_fabric::{CompletionQueue, ConnectError, ControlStream, Role, Timestamp, WorkError};
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 
 use super::Shared;
 use super::error::SessionError;
+use super::opening::{HANDSHAKE_LIMIT, error_chain};
 use super::rooms::Rooms;
-use super::state::Violation;
+use super::state::{State, Violation};
 use crate::channel::Channel;
 use crate::sync::lock;
 use crate::wire::{self, Frame, Place};
 
-/// A connection after its handshake.
+/// A connection after its handshake. The data channel is not yet connected.
 pub(crate) struct Link {
     pub(crate) stream: Box<dyn ControlStream>,
     pub(crate) channel: Channel,
     pub(crate) completions: CompletionQueue,
+    pub(crate) role: Role,
+    /// The endpoints of the other end's queue pairs.
+    pub(crate) endpoints: Vec<Vec<u8>>,
 }
 
 /// How a connection ends.
@@ -70,7 +75,8 @@ impl From<Violation> for Failure {
 impl Shared {
     /// Uses a connection until it is lost or the session is over.
     pub(crate) async fn run(&self, link: Link) -> LinkEnd {
-        let Link { stream, channel, completions } = link;
+        let Link { stream, channel, completions, role, endpoints } = link;
+        let connecting = channel.connect(role, stream.peer_address(), endpoints);
         let (mut from, mut to) = tokio::io::split(stream);
         let heard = LastHeard::new(self.environment.now());
         let mut check = FrameCheck::default();
@@ -79,6 +85,7 @@ impl Shared {
             biased;
             failure = self.read_frames(&mut from, &heard) => failure,
             failure = self.write_frames(&mut to, &mut check, &heard) => failure,
+            failure = self.connect(connecting) => failure,
             failure = self.fetch_slabs(&channel, &rooms) => failure,
             failure = self.keep_rooms(&channel, &rooms) => failure,
             failure = self.write_slabs(&channel) => failure,
@@ -109,6 +116,24 @@ impl Shared {
                 self.change(|state| state.end(Err(error)));
                 LinkEnd::Over
             }
+        }
+    }
+
+    /// Connects the data channel. If the first one fails, so does the session.
+    async fn connect(&self, connecting: impl Future<Output = Result<(), ConnectError>>) -> Result<Failure, Failure> {
+        let reason = match self.environment.timeout(HANDSHAKE_LIMIT, connecting).await {
+            Ok(Ok(())) => return future::pending().await,
+            Ok(Err(error)) => error_chain(&error),
+            Err(elapsed) => elapsed.to_string(),
+        };
+        // The other end may have ended the session, and the control connection says why.
+        self.environment.sleep(SHUT_LIMIT).await;
+        let error = SessionError::Channel { reason };
+        let (is_complete, resumed) = self.change(|state| (state.is_complete(), state.resumed));
+        match resumed {
+            _ if is_complete => future::pending().await,
+            0 => Err(Failure::Session(error)),
+            _ => Ok(Failure::Lost(error.to_string())),
         }
     }
 
@@ -202,6 +227,7 @@ impl Shared {
                 Err(_) => return Ok(Failure::Lost("the other end reads nothing".into())),
             }
             bytes.clear();
+            self.change(State::note_written);
         }
     }
 

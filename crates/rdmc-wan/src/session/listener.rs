@@ -109,7 +109,7 @@ impl SessionRequest {
         }
         let entrance = self.entrance.clone();
         let stream = self.stream.take().expect("only this call takes it");
-        let ours = entrance.config.terms(Duration::from_micros(self.open.connecting_us));
+        let ours = entrance.config.terms(self.open.terms.is_distant);
         let accepting = entrance.answer(stream, &self.open, Progress::default(), ours, metadata, &entrance.fabrics);
         let accepted = entrance.environment.timeout(HANDSHAKE_LIMIT, accepting).await;
         let (link, fabric) = accepted.map_err(|elapsed| handshake(self.from, silent(elapsed)))??;
@@ -221,7 +221,7 @@ impl Entrance {
             self.refuse(stream, RefusedReason::Version { ours: PROTOCOL_VERSION }).await;
             return Ok(());
         }
-        if AgreedTerms::new(&self.config, self.config.terms(Duration::ZERO), open.terms).is_none() {
+        if AgreedTerms::new(&self.config, self.config.terms(open.terms.is_distant), open.terms).is_none() {
             let reason = "its terms are out of bounds".to_owned();
             self.refuse(stream, RefusedReason::Declined { reason }).await;
             return Ok(());
@@ -257,7 +257,7 @@ impl Entrance {
         Ok(())
     }
 
-    /// Accepts an `Open`: chooses a fabric, and connects the data channel.
+    /// Accepts an `Open`, and chooses a fabric.
     async fn answer(
         &self,
         mut stream: Box<dyn ControlStream>,
@@ -292,9 +292,8 @@ impl Entrance {
             metadata,
         };
         write_first(&mut stream, &Frame::Opened(opened)).await.map_err(|error| handshake(from, error))?;
-        let connected = channel.connect(Role::Passive, from, offer.endpoints.clone()).await;
-        connected.map_err(|source| OpenError::Channel { address: display(from), source })?;
-        Ok((Link { stream, channel, completions }, fabric.clone()))
+        let link = Link { stream, channel, completions, role: Role::Passive, endpoints: offer.endpoints.clone() };
+        Ok((link, fabric.clone()))
     }
 
     async fn refuse(&self, mut stream: Box<dyn ControlStream>, reason: RefusedReason) {

@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::error::{OpenError, SessionError, silent};
 use super::link::{Link, LinkEnd};
-use super::{AgreedTerms, Session, SessionConfig, SessionId, Shared};
+use super::{AgreedTerms, DISTANT, Session, SessionConfig, SessionId, Shared};
 use crate::channel::Channel;
 use crate::sync::lock;
 use crate::wire::{self, Frame, Offer, Open, Opened, PROTOCOL_VERSION, Terms};
@@ -114,10 +114,11 @@ impl Opener {
     /// Connects, and agrees with the other end; goes on with the session if there is one.
     async fn open(&self, fabrics: &[Arc<dyn Fabric>], shared: Option<&Shared>) -> Result<Reached, OpenError> {
         let unreachable = |source| OpenError::Unreachable { address: self.address.clone(), source };
+        fabrics.iter().for_each(|fabric| fabric.connect_ahead(&self.address, self.streams(fabric)));
         let began = self.environment.now();
         let mut stream = self.environment.connect(&self.address).await.map_err(unreachable)?;
-        let connecting = self.environment.now().since(began);
-        let ours = shared.map_or_else(|| self.config.terms(connecting), |shared| shared.terms.ours);
+        let is_distant = self.environment.now().since(began) >= DISTANT;
+        let ours = shared.map_or_else(|| self.config.terms(is_distant), |shared| shared.terms.ours);
         if let Some(security) = &self.config.security {
             let name = self.address.rsplit_once(':').map_or(&*self.address, |(host, _)| host);
             let secured = security.opened(&*self.environment, stream, name.trim_matches(['[', ']'])).await;
@@ -125,12 +126,9 @@ impl Opener {
         }
         let mut channels = Vec::new();
         for fabric in fabrics {
-            let name = fabric.capabilities().name;
-            let streams =
-                self.config.streams.unwrap_or(if name.starts_with("tcp") { SessionConfig::STREAMS_OF_TCP } else { 1 });
-            channels.push(Channel::new(&**fabric, streams, ours.has_rooms)?);
+            channels.push(Channel::new(&**fabric, self.streams(fabric), ours.has_rooms)?);
         }
-        let opened = self.greet(&mut stream, fabrics, &channels, shared, ours, connecting).await?;
+        let opened = self.greet(&mut stream, fabrics, &channels, shared, ours).await?;
         let chosen = usize::from(opened.chosen);
         if chosen >= channels.len() {
             return Err(self.handshake(io::Error::other("it chose a fabric that was not offered")));
@@ -138,9 +136,13 @@ impl Opener {
         let (channel, completions) = channels.swap_remove(chosen);
         channel.pace(opened.terms.rate);
         let endpoints = opened.endpoints.clone();
-        let connected = channel.connect(Role::Active, stream.peer_address(), endpoints).await;
-        connected.map_err(|source| OpenError::Channel { address: self.address.clone(), source })?;
-        Ok(Reached { ours, opened, link: Link { stream, channel, completions }, fabric: fabrics[chosen].clone() })
+        let link = Link { stream, channel, completions, role: Role::Active, endpoints };
+        Ok(Reached { ours, opened, link, fabric: fabrics[chosen].clone() })
+    }
+
+    fn streams(&self, fabric: &Arc<dyn Fabric>) -> u16 {
+        let of_tcp = fabric.capabilities().name.starts_with("tcp");
+        self.config.streams.unwrap_or(if of_tcp { SessionConfig::STREAMS_OF_TCP } else { 1 })
     }
 
     /// Exchanges the first frames.
@@ -151,7 +153,6 @@ impl Opener {
         channels: &[(Channel, CompletionQueue)],
         shared: Option<&Shared>,
         ours: Terms,
-        connecting: Duration,
     ) -> Result<Opened, OpenError> {
         let offer = |(fabric, (channel, _)): (&Arc<dyn Fabric>, &(Channel, CompletionQueue))| Offer {
             fabric: fabric.capabilities().place(),
@@ -163,7 +164,6 @@ impl Opener {
             progress: shared.map(|shared| lock(&shared.state).progress()),
             offers: fabrics.iter().zip(channels).map(offer).collect(),
             terms: ours,
-            connecting_us: u64::try_from(connecting.as_micros()).unwrap_or(u64::MAX),
             metadata: if shared.is_none() { self.metadata.clone() } else { Vec::new() },
         };
         let answer = async {
@@ -302,7 +302,7 @@ fn closed() -> io::Error {
 }
 
 /// Joins an error with its causes.
-fn error_chain(error: &dyn std::error::Error) -> String {
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -17,6 +17,8 @@ pub(crate) struct State {
     /// What this end tells the other before it fails.
     abort: Option<String>,
     goodbye_told: bool,
+    /// The last word to the other end has left.
+    pub(crate) goodbye_left: bool,
     pub(crate) goodbye_heard: bool,
     pub(crate) ended: Option<Result<(), SessionError>>,
     /// The session's task has ended.
@@ -153,7 +155,7 @@ impl State {
         }
         messages.told = theirs.messages;
         messages.heard_told = 0;
-        (self.goodbye_told, self.goodbye_heard) = (false, false);
+        (self.goodbye_told, self.goodbye_left, self.goodbye_heard) = (false, false, false);
         self.round_trip = None;
         Ok(())
     }
@@ -211,6 +213,11 @@ impl State {
             Some(ended) => Some(ended.clone().err().unwrap_or(SessionError::Closed)),
             None => self.outgoing.is_stopped().then_some(SessionError::Stopped),
         }
+    }
+
+    /// Notes that all frames taken so far have left.
+    pub(crate) fn note_written(&mut self) {
+        self.goodbye_left = self.goodbye_told;
     }
 
     /// Counts what has moved in both directions.
