@@ -49,7 +49,7 @@ impl SlabWriter {
             Ok((sender, None)) => Writing::Idle(sender),
             Err(error) => {
                 *state = Writing::Failed;
-                return Poll::Ready(Err(broken(error)));
+                return Poll::Ready(Err(error.into()));
             }
         };
         Poll::Ready(Ok(()))
@@ -118,7 +118,7 @@ impl AsyncWrite for SlabWriter {
                     Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
                     Poll::Ready(Err(error)) => {
                         *state = Writing::Failed;
-                        return Poll::Ready(Err(broken(error)));
+                        return Poll::Ready(Err(error.into()));
                     }
                     Poll::Pending => {
                         *state = Writing::Ending(future);
@@ -191,7 +191,7 @@ impl AsyncRead for SlabReader {
                         this.rest = slab.bytes;
                     }
                     Poll::Ready((_, Ok(None))) => return Poll::Ready(Ok(())),
-                    Poll::Ready((_, Err(error))) => return Poll::Ready(Err(broken(error))),
+                    Poll::Ready((_, Err(error))) => return Poll::Ready(Err(error.into())),
                     Poll::Pending => {
                         *state = Reading::Waiting(future);
                         return Poll::Pending;
@@ -207,15 +207,4 @@ impl fmt::Debug for SlabReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SlabReader").field("rest", &self.rest.len()).finish_non_exhaustive()
     }
-}
-
-fn broken(error: SessionError) -> io::Error {
-    let kind = match &error {
-        SessionError::Lost { .. } | SessionError::NotResumed { .. } => io::ErrorKind::ConnectionReset,
-        SessionError::Stopped | SessionError::Closed => io::ErrorKind::BrokenPipe,
-        SessionError::Aborted { .. } => io::ErrorKind::ConnectionAborted,
-        SessionError::Protocol { .. } | SessionError::Corrupt { .. } => io::ErrorKind::InvalidData,
-        SessionError::Fabric { .. } | SessionError::Channel { .. } => io::ErrorKind::Other,
-    };
-    io::Error::new(kind, error)
 }

@@ -113,6 +113,19 @@ impl From<FabricError> for SessionError {
     }
 }
 
+impl From<SessionError> for io::Error {
+    fn from(error: SessionError) -> Self {
+        let kind = match &error {
+            SessionError::Lost { .. } | SessionError::NotResumed { .. } => io::ErrorKind::ConnectionReset,
+            SessionError::Stopped | SessionError::Closed => io::ErrorKind::BrokenPipe,
+            SessionError::Aborted { .. } => io::ErrorKind::ConnectionAborted,
+            SessionError::Protocol { .. } | SessionError::Corrupt { .. } => io::ErrorKind::InvalidData,
+            SessionError::Fabric { .. } | SessionError::Channel { .. } => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
 /// Says that an end was silent.
 pub(crate) fn silent(elapsed: Elapsed) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, elapsed)
