@@ -59,8 +59,8 @@ pub use fabric::{FabricInUse, FabricSelection, FabricSettings};
 pub use racks::RackSelection;
 pub use receiver::{FileReceiver, FileReceiverBuilder};
 pub use remote::{
-    RemoteEvent, RemoteLocation, RemoteOutcome, RemoteServer, RemoteServerBuilder, RemoteSettings, RemoteTransfer,
-    ServedTransfer, copy, get, put,
+    RemoteEvent, RemoteFile, RemoteFileMetadata, RemoteFileOptions, RemoteLocation, RemoteOutcome, RemoteServer,
+    RemoteServerBuilder, RemoteSettings, RemoteTransfer, ServedTransfer, copy, get, put,
 };
 pub use sender::{FileSender, FileSenderBuilder, Sending, Sent};
 pub use stop::StopHandle;

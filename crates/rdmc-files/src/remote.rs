@@ -1,9 +1,9 @@
 //! Files of a distant host, over a [session](rdmc_wan::Session): a server has a directory, and clients get files from
-//! there or put files there.
+//! there or put files there. A [`RemoteFile`] is one of them, read and written in place.
 //!
-//! One exchange of metadata begins it. The producer, which has the files, sends their list. The consumer says what it
-//! has of them already. Then the bytes follow in slabs: those of a long file fill many slabs, and those of many short
-//! files share one.
+//! One exchange of metadata begins a transfer. The producer, which has the files, sends their list. The consumer says
+//! what it has of them already. Then the bytes follow in slabs: those of a long file fill many slabs, and those of many
+//! short files share one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,12 +20,14 @@ use crate::store::Store;
 mod client;
 mod consumer;
 mod fetch;
+mod file;
 mod producer;
 mod server;
 mod wire;
 
 pub use client::{RemoteLocation, RemoteTransfer, get, put};
 pub use fetch::copy;
+pub use file::{RemoteFile, RemoteFileMetadata, RemoteFileOptions};
 pub use server::{RemoteServer, RemoteServerBuilder, ServedTransfer};
 
 /// How the two ends of a remote transfer talk.
@@ -46,7 +48,8 @@ pub struct RemoteSettings {
     pub resume_within: Option<Duration>,
     /// Whether files that are stored here may replace others. Default true.
     pub overwrite: bool,
-    /// Whether files are forced to the disk before they take their names. Default false.
+    /// Whether files are forced to the disk before they take their names, and open ones with each flush. Default
+    /// false.
     pub fsync: bool,
     /// Whether parts of files stay when a transfer is interrupted, so that a later one brings the rest. Default true.
     pub keep_parts: bool,

@@ -214,9 +214,12 @@ pub(super) async fn no_files_come(receiver: &mut SlabReceiver) -> Result<(), Pro
     }
 }
 
+pub(super) async fn connect(address: &str, settings: &RemoteSettings, request: Request) -> Result<Session, OpenError> {
+    rdmc_wan::connect(settings.fabric(), address, settings.session(), Opening::encode(request)).await
+}
+
 pub(super) async fn open(address: &str, settings: &RemoteSettings, request: Request) -> Result<Session, Problem> {
-    let opened = rdmc_wan::connect(settings.fabric(), address, settings.session(), Opening::encode(request)).await;
-    opened.map_err(|error| match error {
+    connect(address, settings, request).await.map_err(|error| match error {
         OpenError::Refused { .. } => Kind::Refused.problem(error),
         OpenError::Invalid(_) => Kind::Request.problem(error),
         OpenError::Unreachable { .. } => {

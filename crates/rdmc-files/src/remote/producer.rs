@@ -7,7 +7,7 @@ use rdmc_wan::{SessionHandle, SlabMut, SlabReceiver, SlabSender};
 use twox_hash::xxhash3_128;
 
 use super::wire::{
-    ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, Note, REASON_LEN_MAX, decode, decode_known, encode, known_len_max,
+    ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, Note, decode, decode_known, encode, known_len_max, shortened,
 };
 use super::{RemoteEvent, Tally, blocking};
 use crate::error::{Kind, Problem};
@@ -152,10 +152,7 @@ impl Reader {
                     continue;
                 }
                 Err(problem) => {
-                    let mut reason = problem.reason();
-                    while reason.len() > REASON_LEN_MAX {
-                        reason.pop();
-                    }
+                    let reason = shortened(problem.reason());
                     note_len += reason.len();
                     Item::Failed { file: self.number(), reason }
                 }

@@ -14,8 +14,10 @@ use tokio::task::JoinSet;
 
 use super::consumer::consume;
 use super::fetch::Fetch;
+use super::file::served::ServedFile;
+use super::file::wire::{FileError, Opened};
 use super::producer::produce;
-use super::wire::{Opening, Request, Stored, encode};
+use super::wire::{OpenHow, Opening, Request, Stored, encode};
 use super::{LAST_WORD, RemoteOutcome, RemoteSettings, Tally, blocking};
 use crate::error::{Context, Kind, Problem, TransferError, cannot_listen};
 use crate::manifest::EntryPath;
@@ -72,16 +74,18 @@ impl RemoteServerBuilder {
         let listening = SessionListener::bind(self.settings.fabric(), address, self.settings.session()).await;
         let listener = listening.map_err(|error| cannot_listen(address, &error, "server"))?;
         let Self { writable, fetches_from, settings, .. } = self;
+        let confined = Arc::new(confined);
         let (transfers, closing) = (Semaphore::new(TRANSFERS_MAX), watch::Sender::new(false));
         let shared = Arc::new(Served { root, confined, writable, fetches_from, settings, transfers, closing });
         Ok(RemoteServer { shared, listener, transfers: JoinSet::new() })
     }
 }
 
-/// Serves a directory to clients: see [`get`](super::get), [`put`](super::put) and [`copy`](super::copy).
+/// Serves a directory to clients: see [`get`](super::get), [`put`](super::put), [`copy`](super::copy) and
+/// [`RemoteFile`](super::RemoteFile).
 ///
 /// Nothing outside the directory is read or written, not even through a symbolic link. At most 64 transfers run at
-/// once; more are refused.
+/// once, open files included; more are refused.
 pub struct RemoteServer {
     shared: Arc<Served>,
     listener: SessionListener,
@@ -102,7 +106,7 @@ pub struct ServedTransfer {
 
 struct Served {
     root: PathBuf,
-    confined: Dir,
+    confined: Arc<Dir>,
     writable: bool,
     fetches_from: Vec<String>,
     settings: RemoteSettings,
@@ -191,12 +195,16 @@ impl Served {
             Request::Fetch { from, paths, into } => {
                 self.fetch(from, paths, &into).await.map(|fetch| Work::Fetch(Box::new(fetch)))
             }
+            Request::Open { path, how } => match self.open(path, how).await? {
+                Ok(file) => Ok(Work::Open(Box::new(file))),
+                Err(error) => return Err(not_opened(request, error).await),
+            },
         };
         let work = match prepared {
             Ok(work) => work,
             Err(problem) => return Err(refuse(request, problem).await),
         };
-        let session = request.accept(Vec::new()).await?;
+        let session = request.accept(work.greeting()).await?;
         let handle = session.handle.clone();
         let mut closing = self.closing.subscribe();
         let stopped = async {
@@ -238,9 +246,7 @@ impl Served {
     /// Opens the directory into which a client wants to put files.
     async fn store(&self, into: &EntryPath) -> Result<Store, Problem> {
         if !self.writable {
-            return Err(
-                Kind::Refused.problem("this server takes no files: it was not started as writable (--writable)")
-            );
+            return Err(Kind::Refused.problem(UNWRITABLE));
         }
         let path = self.root.join(self.resolve(into)?);
         let settings = self.settings.clone();
@@ -258,18 +264,61 @@ impl Served {
         Ok(Fetch { from, paths, store, settings: self.settings.clone() })
     }
 
+    /// Opens a file for a client.
+    async fn open(&self, path: EntryPath, how: OpenHow) -> Result<io::Result<ServedFile>, Problem> {
+        let how = match self.may_open(how) {
+            Ok(how) => how,
+            Err(error) => return Ok(Err(error)),
+        };
+        let place = match self.inside(&path.to_path()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && (how.create || how.create_new) => {
+                self.new_inside(&path)
+            }
+            place => place,
+        };
+        let (confined, fsync) = (self.confined.clone(), self.settings.fsync);
+        blocking(move || Ok(place.and_then(|place| ServedFile::open(&confined, &place, path, how, fsync)))).await
+    }
+
+    /// Returns how this server opens a file.
+    fn may_open(&self, how: OpenHow) -> io::Result<OpenHow> {
+        let denied = |what| Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        match (how.write, self.settings.overwrite) {
+            (true, _) if !self.writable => denied(UNWRITABLE),
+            (true, false) if !how.create && !how.create_new => denied("this server keeps the files that it has"),
+            (true, false) => Ok(OpenHow { create_new: true, ..how }),
+            _ => Ok(how),
+        }
+    }
+
     /// Returns the path without symbolic links, from the server's directory. It is inside.
     fn resolve(&self, path: &EntryPath) -> Result<PathBuf, Problem> {
         if path.0.is_empty() {
             return Ok(PathBuf::new());
         }
-        let missing = || Kind::Refused.problem(format!("{path} does not exist at the server"));
-        let resolved = self.confined.canonicalize(path.to_path()).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => missing(),
+        self.inside(&path.to_path()).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Kind::Refused.problem(format!("{path} does not exist at the server")),
             _ => Kind::Refused.problem(format!("{path} cannot be used: {error}")),
-        })?;
-        let hidden = resolved.components().any(|name| partial::is_hidden(name.as_os_str()));
-        if hidden { Err(missing()) } else { Ok(resolved) }
+        })
+    }
+
+    /// Returns the path without symbolic links, from the server's directory. It is inside, and not hidden.
+    fn inside(&self, path: &Path) -> io::Result<PathBuf> {
+        if path.as_os_str().is_empty() {
+            return Ok(PathBuf::from("."));
+        }
+        let resolved = self.confined.canonicalize(path)?;
+        let is_hidden = resolved.components().any(|name| partial::is_hidden(name.as_os_str()));
+        if is_hidden { Err(io::ErrorKind::NotFound.into()) } else { Ok(resolved) }
+    }
+
+    /// Returns where a file is to be made.
+    fn new_inside(&self, path: &EntryPath) -> io::Result<PathBuf> {
+        let (parents, name) = path.split();
+        match partial::is_hidden(name) {
+            true => Err(io::Error::new(io::ErrorKind::PermissionDenied, "this name is for parts of files")),
+            false => Ok(self.inside(&parents)?.join(name)),
+        }
     }
 }
 
@@ -292,15 +341,25 @@ enum Work {
     Produce(SourceTree),
     Store(Box<Store>),
     Fetch(Box<Fetch>),
+    Open(Box<ServedFile>),
 }
 
 impl Work {
+    /// Returns what the client learns when the session is accepted.
+    fn greeting(&self) -> Vec<u8> {
+        match self {
+            Self::Open(file) => encode(&Opened::Ok(file.metadata)),
+            Self::Produce(_) | Self::Store(_) | Self::Fetch(_) => Vec::new(),
+        }
+    }
+
     /// Does it, over a session.
     async fn with(self, session: Session) -> (Result<(), Problem>, Tally) {
         match self {
             Self::Produce(source) => send(source, session).await,
             Self::Store(store) => receive(*store, session).await,
             Self::Fetch(fetch) => fetch.with(session).await,
+            Self::Open(file) => file.with(session).await,
         }
     }
 }
@@ -337,6 +396,16 @@ async fn refuse(request: SessionRequest, problem: Problem) -> Problem {
     problem
 }
 
+/// Tells the client why its file is not open. It learns the kind of the error, which no refusal has.
+async fn not_opened(request: SessionRequest, error: io::Error) -> Problem {
+    let problem = Kind::Refused.problem(&error);
+    if let Ok(session) = request.accept(encode(&Opened::Err(FileError::from(error)))).await {
+        // The client ends it.
+        let _ = tokio::time::timeout(LAST_WORD, session.handle.ended()).await;
+    }
+    problem
+}
+
 fn describe(request: &Request) -> String {
     let list = |paths: &[EntryPath]| paths.iter().map(|path| format!("/{path}")).collect::<Vec<_>>().join(" ");
     match request {
@@ -345,8 +414,17 @@ fn describe(request: &Request) -> String {
         Request::Fetch { from, paths, into } => {
             format!("fetch {} from {} into /{into}", list(paths), printable(from))
         }
+        Request::Open { path, how } => {
+            let what = match (how.read, how.write) {
+                (true, true) => "read and write",
+                (_, true) => "write",
+                (_, false) => "read",
+            };
+            format!("{what} /{path}")
+        }
     }
 }
 
 /// Transfers at once.
 const TRANSFERS_MAX: usize = 64;
+const UNWRITABLE: &str = "this server takes no files: it was not started as writable (--writable)";

@@ -8,25 +8,25 @@ use super::*;
 use crate::TransferError;
 
 /// A server of a directory, which ends with this.
-struct Served {
-    dir: TempDir,
-    address: String,
+pub(super) struct Served {
+    pub(super) dir: TempDir,
+    pub(super) address: String,
     serving: tokio::task::JoinHandle<()>,
 }
 
 impl Served {
-    async fn new(writable: bool) -> Self {
+    pub(super) async fn new(writable: bool) -> Self {
         Self::that(|server| server.writable(writable)).await
     }
 
-    async fn that(is: impl FnOnce(RemoteServerBuilder) -> RemoteServerBuilder) -> Self {
+    pub(super) async fn that(is: impl FnOnce(RemoteServerBuilder) -> RemoteServerBuilder) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let server = is(RemoteServer::builder(dir.path())).bind("127.0.0.1:0").await.unwrap();
         let address = server.local_address().to_owned();
         Self { dir, address, serving: tokio::spawn(server.serve()) }
     }
 
-    fn write(&self, path: &str, bytes: &[u8]) {
+    pub(super) fn write(&self, path: &str, bytes: &[u8]) {
         write(self.dir.path(), path, bytes);
     }
 
@@ -54,7 +54,7 @@ fn refused(outcome: Result<RemoteOutcome, TransferError>) -> String {
 }
 
 /// Bytes of a file, which differ from those of others.
-fn content(seed: u64, len: usize) -> Vec<u8> {
+pub(super) fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = || {
         state ^= state << 13;

@@ -24,6 +24,27 @@ pub(crate) enum Request {
     Put { into: EntryPath },
     /// That the server gets files of the server at `from`, and puts them into a directory of its own.
     Fetch { from: String, paths: Vec<EntryPath>, into: EntryPath },
+    /// To read and write one file of the server.
+    Open { path: EntryPath, how: OpenHow },
+}
+
+/// How a file is opened. At least one of `read` and `write` is set; the others after it need `write`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OpenHow {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) truncate: bool,
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    /// What the server sends at once, as the stream 0.
+    pub(crate) first: Option<ReadRange>,
+}
+
+/// Bytes of a file that a client asks for: `start <= end <= OFFSET_MAX`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReadRange {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
 }
 
 /// What comes with a slab.
@@ -121,9 +142,48 @@ impl Opening {
                 check(into)?;
                 paths
             }
+            Request::Open { path, how } => {
+                if let Some(flaw) = how.flaw() {
+                    return refused(flaw.to_owned());
+                }
+                std::slice::from_ref(path)
+            }
         };
         paths.iter().try_for_each(check)?;
         Ok(opening.request)
+    }
+}
+
+impl OpenHow {
+    /// Returns what is wrong with it.
+    pub(crate) fn flaw(&self) -> Option<&'static str> {
+        let Self { read, write, truncate, create, create_new, first } = *self;
+        if !read && !write {
+            return Some("a file is opened for reading, writing or both");
+        }
+        if !write && (truncate || create || create_new) {
+            return Some("only a file that is opened for writing is created or truncated");
+        }
+        match first {
+            Some(_) if !read => Some("a file that is not opened for reading is not read"),
+            Some(range) if !range.is_valid() => Some(OUT_OF_RANGE),
+            _ => None,
+        }
+    }
+}
+
+impl ReadRange {
+    /// Makes the range of `len` bytes from `start`, or of those up to the greatest offset.
+    pub(crate) fn new(start: u64, len: u64) -> Self {
+        Self { start, end: start.saturating_add(len).min(OFFSET_MAX) }
+    }
+
+    pub(crate) fn is_valid(self) -> bool {
+        self.start <= self.end && self.end <= OFFSET_MAX
+    }
+
+    pub(crate) fn len(self) -> u64 {
+        self.end - self.start
     }
 }
 
@@ -172,6 +232,14 @@ pub(crate) fn decode_known(mut bytes: &[u8], manifest: &Manifest) -> Result<Hash
     Ok(known)
 }
 
+/// Cuts a text to the length of a reason.
+pub(crate) fn shortened(mut text: String) -> String {
+    while text.len() > REASON_LEN_MAX {
+        text.pop();
+    }
+    text
+}
+
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
     postcard::to_stdvec(value).expect("plain data in memory is always encoded")
 }
@@ -191,6 +259,9 @@ pub(crate) const ITEMS_LEN_MAX: usize = 48 << 10;
 pub(crate) const ITEM_LEN_MAX: usize = 24;
 /// Most bytes of a reason.
 pub(crate) const REASON_LEN_MAX: usize = 1024;
+/// Greatest offset in an open file, in bytes: that of the system.
+pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
+pub(crate) const OUT_OF_RANGE: &str = "offsets in a file are at most 2^63 - 1, and ranges do not end before they start";
 
 #[cfg(test)]
 mod tests {
@@ -224,6 +295,7 @@ mod tests {
     #[test]
     fn paths_that_lead_elsewhere_are_refused() {
         let path = |names: &[&str]| EntryPath(names.iter().map(|name| name.as_bytes().to_vec()).collect());
+        let how = OpenHow { read: true, ..OpenHow::default() };
         for names in [&["..", "etc"][..], &["a", ".."], &["/etc"], &["."]] {
             let from = "host:1".to_owned();
             let fetch = |paths: Vec<EntryPath>, into| Request::Fetch { from: from.clone(), paths, into };
@@ -232,6 +304,7 @@ mod tests {
                 Request::Put { into: path(names) },
                 fetch(vec![path(&[]), path(names)], path(&[])),
                 fetch(Vec::new(), path(names)),
+                Request::Open { path: path(names), how },
             ];
             for request in requests {
                 assert!(Opening::decode(&Opening::encode(request)).is_err(), "{names:?}");
@@ -239,6 +312,32 @@ mod tests {
         }
         let opening = Opening::encode(Request::Get { paths: vec![path(&[]), path(&["a", "b"])] });
         assert!(Opening::decode(&opening).is_ok());
+    }
+
+    #[test]
+    fn a_file_is_opened_in_a_way_that_has_a_meaning_or_refused() {
+        let path = EntryPath(vec![b"a".to_vec()]);
+        let is_decoded = |how| Opening::decode(&Opening::encode(Request::Open { path: path.clone(), how })).is_ok();
+        let none = OpenHow::default();
+        let first = |start, end| Some(ReadRange { start, end });
+        let (read, write) = (OpenHow { read: true, ..none }, OpenHow { write: true, ..none });
+        for right in [
+            OpenHow { first: first(5, OFFSET_MAX), ..read },
+            OpenHow { create: true, truncate: true, create_new: true, ..write },
+        ] {
+            assert!(is_decoded(right), "{right:?}");
+        }
+        for wrong in [
+            none,
+            OpenHow { create: true, ..read },
+            OpenHow { create_new: true, ..read },
+            OpenHow { truncate: true, ..read },
+            OpenHow { first: first(0, 5), ..write },
+            OpenHow { first: first(5, 4), ..read },
+            OpenHow { first: first(0, OFFSET_MAX + 1), ..read },
+        ] {
+            assert!(!is_decoded(wrong), "{wrong:?}");
+        }
     }
 
     proptest! {
