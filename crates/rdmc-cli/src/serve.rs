@@ -149,8 +149,9 @@ fn say(output: OutputOptions, event: &ServeEvent<'_>) {
             let how = if *writable { "gets and puts" } else { "gets" };
             tell(format_args!("serving {dir} at {address}: {how}"));
         }
-        ServeEvent::Served { from: host, request, files, bytes, .. } => {
-            tell(format_args!("{}: {request}: {}, {}", from(host), count(*files, "file"), ByteSize(*bytes)));
+        ServeEvent::Served { from: host, request, files, bytes, moved, .. } => {
+            let moved = if moved == bytes { String::new() } else { format!(", {} moved", ByteSize(*moved)) };
+            tell(format_args!("{}: {request}: {}, {}{moved}", from(host), count(*files, "file"), ByteSize(*bytes)));
         }
         ServeEvent::Failed { from: host, request, message, .. } => {
             tell(format_args!("{}: {request}: {}", from(host), printable(message)));
