@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rdmc::TcpFabric;
 use rdmc_files::words::printable;
-use rdmc_wan::gateway::{AllowList, Client, Entrance, Exit as GatewayExit, GatewayConfig, RefusedReason, Target};
+use rdmc_wan::gateway::{AllowList, Client, Entrance, Exit as GatewayExit, GatewayConfig, RefusedReason, Route, Target};
 use rdmc_wan::{OpenError, Rate, SessionConfig, SessionListener, SessionRequest};
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
@@ -263,7 +263,7 @@ async fn serve_sessions(settings: Settings, serve: &str, allow: AllowList, stop:
 /// Serves one session until it ends, or a signal comes.
 async fn serve_session(settings: &Settings, request: SessionRequest, allow: AllowList, stop: Stop) {
     let from = request.from().map_or_else(|| "an unknown host".to_owned(), |from| from.to_string());
-    let exit = match GatewayExit::accept(request, allow, settings.gateway.clone()).await {
+    let exit = match GatewayExit::accept(request, Route::Targets(allow), settings.gateway.clone()).await {
         Ok(exit) => exit,
         Err(error) => {
             let message = format!("no session with {from}: {:#}", anyhow::Error::new(error));

@@ -21,6 +21,10 @@
 //!
 //! **Ends.** The end of a direction, and a reset, are carried to the other side. If the session fails, the sockets of
 //! all its flows are reset.
+//!
+//! **Chains.** An exit can hand its flows to the entrance of another session ([`Route::Next`]). A pipe of 64 KiB in
+//! each direction then stands in for the socket of a flow at both. So a reader that stalls holds back its flow through
+//! the whole chain.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,13 +42,15 @@ mod flow;
 pub(crate) mod fuzzing;
 mod hub;
 mod note;
+mod pipe;
 mod slabs;
+mod socket;
 mod socks;
 mod target;
 
 pub use client::{Client, RefusedClient};
 pub use entrance::Entrance;
-pub use exit::Exit;
+pub use exit::{Exit, Route};
 pub use note::RefusedReason;
 pub use socks::SocksError;
 pub use target::{AllowList, AllowRule, ParseAllowRuleError, ParseTargetError, Target};
@@ -65,7 +71,7 @@ pub struct GatewayConfig {
     /// The memory for windows of all flows together, in bytes, beyond the first credit of each. Default 512 MiB, so
     /// that a lone flow can fill a ring of 256 MiB.
     pub memory_max: u64,
-    /// How long an exit tries to connect to a target. Default 10 s.
+    /// How long an exit tries to connect to a target. Default 10 s. In a chain, only that of the last gateway applies.
     pub connect_within: Duration,
 }
 
@@ -87,7 +93,7 @@ impl Gateway {
     fn new(
         session: Session,
         config: &GatewayConfig,
-        open: impl Fn(&Arc<Hub>, FlowNumber, Target, &Spawner) -> Result<(), Violation> + Send + Sync + 'static,
+        open: impl Fn(&Arc<Hub>, FlowNumber, Target, u8, &Spawner) -> Result<(), Violation> + Send + Sync + 'static,
     ) -> Self {
         let Session { sender, receiver, handle } = session;
         let environment: Arc<dyn Environment> = Arc::new(TokioEnvironment::new());
@@ -101,7 +107,7 @@ impl Gateway {
         });
         let (receiving, spawner, own) = (hub.clone(), scope.spawner(), handle.clone());
         scope.spawn(async move {
-            let opened = |flow, target| open(&receiving, flow, target, &spawner);
+            let opened = |flow, target, passed| open(&receiving, flow, target, passed, &spawner);
             match receive(&receiving, receiver, &own, opened).await {
                 Received::All => receiving.leave(),
                 Received::Part => receiving.stop(),
@@ -157,7 +163,7 @@ async fn receive(
     hub: &Hub,
     mut receiver: SlabReceiver,
     session: &SessionHandle,
-    mut open: impl FnMut(FlowNumber, Target) -> Result<(), Violation>,
+    mut open: impl FnMut(FlowNumber, Target, u8) -> Result<(), Violation>,
 ) -> Received {
     loop {
         let slab = match receiver.next().await {
@@ -190,7 +196,7 @@ async fn carry(hub: &Hub, flow: &Arc<Flow>) {
             Ok(()) => Over::Complete,
             Err(_) => Over::Broken,
         },
-        error = flow.broken() => {
+        error = flow.socket().broken() => {
             tracing::debug!(flow = flow.number, %error, "flow broken");
             Over::Broken
         }
@@ -217,11 +223,11 @@ async fn write(hub: &Hub, flow: &Arc<Flow>) -> std::io::Result<()> {
             hub.grant(flow.clone());
         }
     }
-    flow.shut()
+    flow.socket().shut()
 }
 
 /// What each end says when a session is opened, so that no other session is taken for that of a gateway.
-const GREETING: &[u8] = b"rdmc gateway 1";
+const GREETING: &[u8] = b"rdmc gateway 2";
 /// How long flows may take to write what has come, after their session has ended.
 const WRITTEN_LIMIT: Duration = Duration::from_secs(60);
 /// How long a session may take to end in good order.

@@ -2,23 +2,35 @@
 
 use std::fmt;
 use std::io;
-use std::net::Shutdown;
 use std::time::Duration;
 
 use rdmc_fabric::{Environment, TokioEnvironment};
-use socket2::SockRef;
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 
 use super::note::RefusedReason;
+use super::pipe::PipeEnd;
+use super::socket::Socket;
 use super::socks::{self, SocksError};
 use super::target::Target;
 
-/// A program's connection, before it is a flow.
+/// A program's connection, or a flow of another gateway, before it is a flow of an [`Entrance`](super::Entrance).
 pub struct Client {
-    socket: TcpStream,
+    socket: Socket,
     target: Target,
-    /// The program waits for an answer.
-    is_socks: bool,
+    caller: Caller,
+    /// How many gateways it has passed since a program opened it.
+    passed: u8,
+}
+
+/// What waits for the exit's answer.
+pub(super) enum Caller {
+    /// Nothing does.
+    Silent,
+    /// A program that speaks SOCKS5.
+    Socks,
+    /// The flow of another gateway, which its own session answers.
+    Flow(oneshot::Sender<Result<(), RefusedReason>>),
 }
 
 /// A connection that was not carried. [`refuse`](Self::refuse) tells the program.
@@ -31,7 +43,7 @@ pub struct RefusedClient {
 impl Client {
     /// Makes one that leads to `target`. The program needs to say nothing.
     pub fn new(socket: TcpStream, target: Target) -> Self {
-        Self { socket, target, is_socks: false }
+        Self { socket: Socket::Tcp(socket), target, caller: Caller::Silent, passed: 0 }
     }
 
     /// Makes one that leads where the program asks for, by SOCKS5.
@@ -44,10 +56,12 @@ impl Client {
     pub async fn socks(mut socket: TcpStream) -> Result<Self, SocksError> {
         // The parts of the handshake are short, and each waits for the other.
         socket.set_nodelay(true)?;
-        match socks::negotiate(&mut socket).await {
-            Ok(target) => Ok(Self { socket, target, is_socks: true }),
+        let negotiated = socks::negotiate(&mut socket).await;
+        let socket = Socket::Tcp(socket);
+        match negotiated {
+            Ok(target) => Ok(Self { socket, target, caller: Caller::Socks, passed: 0 }),
             Err(error) => {
-                if SockRef::from(&socket).shutdown(Shutdown::Write).is_ok() {
+                if socket.shut().is_ok() {
                     linger(&socket).await;
                 }
                 Err(error)
@@ -55,39 +69,48 @@ impl Client {
         }
     }
 
+    /// Makes one of a flow of another gateway, to which `answer` goes.
+    pub(super) fn of_flow(
+        end: PipeEnd,
+        target: Target,
+        passed: u8,
+        answer: oneshot::Sender<Result<(), RefusedReason>>,
+    ) -> Self {
+        Self { socket: Socket::Pipe(end), target, caller: Caller::Flow(answer), passed }
+    }
+
     /// Returns where it leads.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Tells the program that it is not connected: by SOCKS5 if it speaks that, else by a reset.
+    /// Tells the program that it is not connected: by SOCKS5 if it speaks that, else by a reset. If another gateway
+    /// waits, it gets the reason, and tells the program.
     ///
     /// # Cancel safety
     /// If the future is dropped, the connection is closed.
     pub async fn refuse(self, reason: RefusedReason) {
         tracing::debug!(target = %self.target, %reason, "connection refused");
-        if self.is_socks {
-            if answer_socks(&self.socket, Err(reason)).await.is_ok() {
-                linger(&self.socket).await;
-            }
-        } else {
-            // If that fails, the connection is gone already.
-            let _ = self.socket.set_zero_linger();
-        }
+        // If that fails, the program is gone already.
+        let _ = self.caller.tell(&self.socket, Err(reason)).await;
     }
 
     pub(super) fn refused(self, reason: RefusedReason) -> RefusedClient {
         RefusedClient { client: self, reason }
     }
 
-    pub(super) fn into_parts(self) -> (TcpStream, bool) {
-        (self.socket, self.is_socks)
+    pub(super) fn passed(&self) -> u8 {
+        self.passed
+    }
+
+    pub(super) fn into_parts(self) -> (Socket, Caller) {
+        (self.socket, self.caller)
     }
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("target", &self.target).field("is_socks", &self.is_socks).finish_non_exhaustive()
+        f.debug_struct("Client").field("target", &self.target).field("passed", &self.passed).finish_non_exhaustive()
     }
 }
 
@@ -111,8 +134,34 @@ impl RefusedClient {
     }
 }
 
+impl Caller {
+    /// Tells whether the flow waits for the exit's answer.
+    pub(super) fn waits(&self) -> bool {
+        !matches!(self, Self::Silent)
+    }
+
+    /// Passes the exit's answer on. A program that is refused has time to read why.
+    pub(super) async fn tell(self, socket: &Socket, answer: Result<(), RefusedReason>) -> io::Result<()> {
+        match self {
+            Self::Silent => {
+                if answer.is_err() {
+                    socket.reset();
+                }
+            }
+            Self::Socks => {
+                answer_socks(socket, answer).await?;
+                if answer.is_err() {
+                    linger(socket).await;
+                }
+            }
+            Self::Flow(sender) => sender.send(answer).map_err(|_| io::ErrorKind::BrokenPipe)?,
+        }
+        Ok(())
+    }
+}
+
 /// Tells a program what has become of its request. After a refusal, ends the direction to the program.
-pub(super) async fn answer_socks(socket: &TcpStream, answer: Result<(), RefusedReason>) -> io::Result<()> {
+async fn answer_socks(socket: &Socket, answer: Result<(), RefusedReason>) -> io::Result<()> {
     let mut bytes = &socks::answer(answer)[..];
     while !bytes.is_empty() {
         socket.writable().await?;
@@ -122,11 +171,11 @@ pub(super) async fn answer_socks(socket: &TcpStream, answer: Result<(), RefusedR
             Err(error) => return Err(error),
         }
     }
-    if answer.is_err() { SockRef::from(socket).shutdown(Shutdown::Write) } else { Ok(()) }
+    if answer.is_err() { socket.shut() } else { Ok(()) }
 }
 
 /// Lets a program read the last bytes: closing a socket with unread bytes would reset it.
-pub(super) async fn linger(socket: &TcpStream) {
+async fn linger(socket: &Socket) {
     let environment = TokioEnvironment::new();
     let environment: &dyn Environment = &environment;
     let lingering = async {

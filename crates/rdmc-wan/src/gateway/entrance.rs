@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use rdmc::Fabrics;
 
-use super::client::{Client, RefusedClient, answer_socks, linger};
+use super::client::{Caller, Client, RefusedClient};
 use super::flow::{Flow, FlowState, Over};
 use super::hub::Hub;
 use super::note::{Piece, Violation};
 use super::{GREETING, Gateway, GatewayConfig, carry};
 use crate::session::{OpenError, SessionConfig, SessionError, SessionHandle, connect};
 
-/// The end of a gateway that takes connections of programs, and carries them to its [`Exit`](super::Exit).
+/// The end of a gateway that takes connections of programs, or flows of another gateway, and carries them to its
+/// [`Exit`](super::Exit).
 ///
 /// If it is dropped, all its flows are reset.
 #[derive(Debug)]
@@ -37,28 +38,28 @@ impl Entrance {
             session.handle.abort("this end is a gateway");
             return Err(OpenError::Refused { address: address.to_owned(), reason: "it is no gateway".to_owned() });
         }
-        let opened = |_: &Arc<Hub>, _, _, _: &_| Err(Violation("an exit opens no flows"));
+        let opened = |_: &Arc<Hub>, _, _, _, _: &_| Err(Violation("an exit opens no flows"));
         Ok(Self(Gateway::new(session, &config, opened)))
     }
 
-    /// Carries the connection of a program. It is announced at once, with the bytes that are there.
+    /// Carries a client. It is announced at once; the bytes of a program that waits for no answer follow at once, too.
     ///
     /// # Errors
     /// There are too many flows, or the entrance is ending, or its session has failed. The program does not know yet.
     pub fn carry(&self, client: Client) -> Result<(), Box<RefusedClient>> {
-        let flow = match self.0.hub.open(client.target().clone()) {
+        let flow = match self.0.hub.open(client.target().clone(), client.passed()) {
             Ok(flow) => flow,
             Err(reason) => return Err(Box::new(client.refused(reason))),
         };
         tracing::debug!(flow = flow.number, target = %client.target(), "flow opened");
-        let (socket, is_socks) = client.into_parts();
+        let (socket, caller) = client.into_parts();
         let hub = self.0.hub.clone();
         if flow.connect(socket).is_err() {
             hub.remove(flow.number, Some(Piece::Reset { flow: flow.number }));
             return Ok(());
         }
         self.0.scope.spawn(async move {
-            if !is_socks || answer(&hub, &flow).await {
+            if !caller.waits() || answer(&hub, &flow, caller).await {
                 flow.begin();
                 carry(&hub, &flow).await;
             }
@@ -98,29 +99,28 @@ impl Entrance {
     }
 }
 
-/// Waits for the exit's answer, and passes it on to the program; tells whether the flow goes on.
-async fn answer(hub: &Hub, flow: &Arc<Flow>) -> bool {
+/// Waits for the exit's answer, and passes it on to the caller; tells whether the flow goes on.
+async fn answer(hub: &Hub, flow: &Arc<Flow>, caller: Caller) -> bool {
     let answered = tokio::select! {
         biased;
         answered = flow.answered() => answered,
-        _ = flow.broken() => {
+        _ = flow.socket().broken() => {
             flow.change(|state| state.end(Over::Broken));
             hub.remove(flow.number, Some(Piece::Reset { flow: flow.number }));
             return false;
         }
     };
-    let told = answer_socks(flow.socket(), answered).await;
-    match (answered, told) {
-        (Ok(()), Ok(())) => return true,
-        (Ok(()), Err(_)) => hub.remove(flow.number, Some(Piece::Reset { flow: flow.number })),
-        (Err(_), told) => {
-            hub.remove(flow.number, None);
-            if told.is_ok() {
-                linger(flow.socket()).await;
-                // The program knows: there is nothing to reset.
-                flow.change(FlowState::complete);
-            }
-        }
+    let is_refused = answered.is_err();
+    if is_refused {
+        hub.remove(flow.number, None);
+    }
+    let told = caller.tell(flow.socket(), answered).await;
+    match (is_refused, told) {
+        (false, Ok(())) => return true,
+        (false, Err(_)) => hub.remove(flow.number, Some(Piece::Reset { flow: flow.number })),
+        // The caller knows: there is nothing to reset.
+        (true, Ok(())) => flow.change(FlowState::complete),
+        (true, Err(_)) => {}
     }
     false
 }

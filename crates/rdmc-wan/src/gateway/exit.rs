@@ -1,43 +1,110 @@
-//! The end of a gateway that connects to targets.
+//! The end of a gateway that connects flows to their targets, or to the next gateway.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdmc_fabric::{Environment, TokioEnvironment};
+use rdmc_fabric::{Environment, Spawner, TokioEnvironment};
+use tokio::sync::{mpsc, oneshot};
 
+use super::client::Client;
 use super::flow::Flow;
 use super::hub::Hub;
 use super::note::{Piece, RefusedReason};
+use super::pipe::pipe;
+use super::socket::Socket;
 use super::target::{AllowList, Target};
 use super::{GREETING, Gateway, GatewayConfig, carry};
 use crate::session::{OpenError, SessionError, SessionHandle, SessionRequest};
 
-/// The end of a gateway that connects to the targets of flows, as far as its list allows them.
+/// Where the flows of an [`Exit`] lead.
+///
+/// # Examples
+/// A gateway between, which hands the flows of one session to another session:
+///
+/// ```no_run
+/// use rdmc_wan::gateway::{Entrance, Exit, GatewayConfig, Route};
+///
+/// # async fn pass_on(request: rdmc_wan::SessionRequest, onward: Entrance) -> Result<(), rdmc_wan::OpenError> {
+/// let (clients, mut given) = tokio::sync::mpsc::channel(64);
+/// let _exit = Exit::accept(request, Route::Next { allow: None, clients }, GatewayConfig::default()).await?;
+/// while let Some(client) = given.recv().await {
+///     if let Err(refused) = onward.carry(client) {
+///         refused.refuse().await;
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Route {
+    /// To their targets, as far as the list allows them.
+    Targets(AllowList),
+    /// To another gateway.
+    Next {
+        /// The flows that go on; all do if there is no list. Names are not resolved here, so that a rule for a network
+        /// allows no name.
+        allow: Option<AllowList>,
+        /// Gets each flow as a client, for an [`Entrance`](super::Entrance) to the next gateway to carry. Flows wait
+        /// while the channel is full, and are [refused](RefusedReason::Closing) if it is closed or drops a client.
+        ///
+        /// A flow that has passed eight gateways is refused as a [loop](RefusedReason::Loop).
+        clients: mpsc::Sender<Client>,
+    },
+}
+
+impl Route {
+    /// Connects a flow that has passed so many gateways.
+    async fn connect(&self, target: &Target, passed: u8, within: Duration) -> Result<Socket, RefusedReason> {
+        match self {
+            Self::Targets(allow) => {
+                let environment = TokioEnvironment::new();
+                let environment: &dyn Environment = &environment;
+                let connected = environment.timeout(within, allow.connect(target)).await;
+                connected.unwrap_or(Err(RefusedReason::TimedOut)).map(Socket::Tcp)
+            }
+            Self::Next { .. } if passed >= PASSED_MAX => Err(RefusedReason::Loop),
+            Self::Next { allow: Some(allow), .. } if !allow.allows(target) => Err(RefusedReason::NotAllowed),
+            Self::Next { clients, .. } => {
+                let (near, far) = pipe();
+                let (answer, answered) = oneshot::channel();
+                let client = Client::of_flow(far, target.clone(), passed + 1, answer);
+                clients.send(client).await.map_err(|_| RefusedReason::Closing)?;
+                answered.await.unwrap_or(Err(RefusedReason::Closing))?;
+                Ok(Socket::Pipe(near))
+            }
+        }
+    }
+}
+
+/// The end of a gateway that connects flows to their targets, or to the next gateway.
 ///
 /// If it is dropped, all its flows are reset.
 #[derive(Debug)]
 pub struct Exit(pub(super) Gateway);
 
 impl Exit {
-    /// Accepts the session of an [`Entrance`](super::Entrance), whose flows may lead where `allow` says.
+    /// Accepts the session of an [`Entrance`](super::Entrance), whose flows lead where `route` says.
     ///
     /// # Cancel safety
     /// If the future is dropped, there is no session.
     ///
     /// # Errors
     /// See [`OpenError`]. The request is refused if it does not come from an entrance.
-    pub async fn accept(request: SessionRequest, allow: AllowList, config: GatewayConfig) -> Result<Self, OpenError> {
+    pub async fn accept(request: SessionRequest, route: Route, config: GatewayConfig) -> Result<Self, OpenError> {
         if request.metadata() != GREETING {
             let address = request.from().map_or_else(|| "the other end".to_owned(), |from| from.to_string());
             request.refuse("this is the exit of a gateway, which takes flows only").await;
             return Err(OpenError::Refused { address, reason: "it is no entrance of a gateway".to_owned() });
         }
         let session = request.accept(GREETING.to_vec()).await?;
-        let (allow, within) = (Arc::new(allow), config.connect_within);
-        let opened = move |hub: &Arc<Hub>, number, target, spawner: &rdmc_fabric::Spawner| {
+        let (route, within) = (Arc::new(route), config.connect_within);
+        let opened = move |hub: &Arc<Hub>, number, target, passed, spawner: &Spawner| {
             if let Some(flow) = hub.admit(number)? {
-                let (hub, allow) = (hub.clone(), allow.clone());
-                spawner.spawn(Box::pin(async move { serve(&hub, &flow, &target, &allow, within).await }));
+                let (hub, route) = (hub.clone(), route.clone());
+                spawner.spawn(Box::pin(async move {
+                    serve(&hub, &flow, &target, route.connect(&target, passed, within)).await;
+                }));
             }
             Ok(())
         };
@@ -76,16 +143,18 @@ impl Exit {
 }
 
 /// Connects a flow, and carries it.
-async fn serve(hub: &Hub, flow: &Arc<Flow>, target: &Target, allow: &AllowList, within: Duration) {
-    let environment = TokioEnvironment::new();
-    let environment: &dyn Environment = &environment;
+async fn serve(
+    hub: &Hub,
+    flow: &Arc<Flow>,
+    target: &Target,
+    connecting: impl Future<Output = Result<Socket, RefusedReason>>,
+) {
     let connected = tokio::select! {
         biased;
         // The program has given up.
         _ = flow.over() => return hub.remove(flow.number, None),
-        connected = environment.timeout(within, allow.connect(target)) => connected,
+        connected = connecting => connected,
     };
-    let connected = connected.unwrap_or(Err(RefusedReason::TimedOut));
     let begun = connected.and_then(|socket| flow.connect(socket).map_err(|_| RefusedReason::Failed));
     match begun {
         Ok(()) => {
@@ -100,3 +169,6 @@ async fn serve(hub: &Hub, flow: &Arc<Flow>, target: &Target, allow: &AllowList, 
         }
     }
 }
+
+/// Most gateways that a flow passes between its entrance and its exit.
+const PASSED_MAX: u8 = 8;

@@ -3,17 +3,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::net::Shutdown;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use socket2::{SockRef, TcpKeepalive};
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use super::note::{FlowNumber, RefusedReason, Violation};
+use super::socket::Socket;
 use crate::sync::lock;
 
 /// One end of a flow.
@@ -21,7 +18,7 @@ use crate::sync::lock;
 /// If it is dropped before both directions have ended, its socket is reset.
 pub(super) struct Flow {
     pub(super) number: FlowNumber,
-    socket: OnceLock<TcpStream>,
+    socket: OnceLock<Socket>,
     state: Mutex<FlowState>,
     /// Changes with the state.
     changed: watch::Sender<()>,
@@ -112,15 +109,13 @@ impl Flow {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn connect(&self, socket: TcpStream) -> io::Result<()> {
-        socket.set_nodelay(true)?;
-        // A host that has vanished does not keep its flow for ever.
-        SockRef::from(&socket).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
+    pub(super) fn connect(&self, socket: Socket) -> io::Result<()> {
+        socket.prepare()?;
         assert!(self.socket.set(socket).is_ok(), "a flow has one socket");
         Ok(())
     }
 
-    pub(super) fn socket(&self) -> &TcpStream {
+    pub(super) fn socket(&self) -> &Socket {
         self.socket.get().expect("the flow is connected")
     }
 
@@ -153,15 +148,6 @@ impl Flow {
     /// Waits for what the exit says.
     pub(super) async fn answered(&self) -> Result<(), RefusedReason> {
         self.until(|state| state.answer.or(state.over.map(|_| Err(RefusedReason::Closing)))).await
-    }
-
-    /// Waits until the socket has an error, such as a reset, also while nothing is read from it.
-    pub(super) async fn broken(&self) -> io::Error {
-        match self.socket().ready(Interest::ERROR).await.and_then(|_| self.socket().take_error()) {
-            Ok(Some(error)) | Err(error) => error,
-            // A read or a write has taken the error.
-            Ok(None) => io::ErrorKind::ConnectionReset.into(),
-        }
     }
 }
 
@@ -302,11 +288,6 @@ impl Flow {
         Ok(false)
     }
 
-    /// Tells the socket's other end that the direction has ended.
-    pub(super) fn shut(&self) -> io::Result<()> {
-        SockRef::from(self.socket()).shutdown(Shutdown::Write)
-    }
-
     /// The other end has no more bytes.
     pub(super) fn finish(&self) -> Result<(), Violation> {
         self.change(|state| match std::mem::replace(&mut state.finished, true) {
@@ -391,8 +372,7 @@ impl Drop for Flow {
         if let Some(socket) = self.socket.get()
             && state.over != Some(Over::Complete)
         {
-            // If that fails, the socket is gone already.
-            let _ = socket.set_zero_linger();
+            socket.reset();
         }
     }
 }
@@ -456,8 +436,6 @@ const PARTS_IN_A_ROUND_TRIP: u64 = 8;
 const ROUND_TRIP_MIN_US: u64 = 1000;
 /// Most kept bytes that are written between two turns of other tasks.
 const WRITTEN_AT_ONCE: usize = 256 << 10;
-/// After this time of silence the system asks a socket's other end whether it is there.
-const KEEPALIVE: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ pub fn reencoded_note(bytes: &[u8]) -> Option<Vec<u8>> {
 pub fn gateway_notes() -> Vec<(Vec<u8>, usize)> {
     let target = Target::Name { host: "host".to_owned(), port: 7 };
     let pieces = [
-        Piece::Open { flow: 1, target },
+        Piece::Open { flow: 1, target, passed: 1 },
         Piece::Opened { flow: 1 },
         Piece::Bytes { flow: 1, len: 5 },
         Piece::Grant { flow: 1, bytes: 9 },
@@ -46,11 +46,11 @@ pub fn take_slabs_apart(at_entrance: bool, slabs: &[(&[u8], &[u8])]) {
     if at_entrance {
         for port in 1..=3 {
             let target = Target::new("host", port).expect("it is a name");
-            hub.open(target).expect("there is room");
+            hub.open(target, 0).expect("there is room");
         }
     }
     for (note, bytes) in slabs {
-        let taken = take_apart(&hub, &slab_of(bytes, note), |number, _| match at_entrance {
+        let taken = take_apart(&hub, &slab_of(bytes, note), |number, _, _| match at_entrance {
             true => Err(Violation("a flow at an entrance")),
             false => hub.admit(number).map(drop),
         });

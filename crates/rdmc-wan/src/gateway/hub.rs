@@ -77,7 +77,7 @@ impl Hub {
     }
 
     /// Adds a flow of this end, and announces it.
-    pub(super) fn open(&self, target: Target) -> Result<Arc<Flow>, RefusedReason> {
+    pub(super) fn open(&self, target: Target, passed: u8) -> Result<Arc<Flow>, RefusedReason> {
         let flow = self.change(|state| {
             if state.closing {
                 return Err(RefusedReason::Closing);
@@ -86,7 +86,7 @@ impl Hub {
                 return Err(RefusedReason::TooMany);
             }
             let flow = state.add(state.last + 1, &self.memory);
-            state.pieces.push_back(Piece::Open { flow: flow.number, target });
+            state.pieces.push_back(Piece::Open { flow: flow.number, target, passed });
             Ok(flow)
         })?;
         self.widen(&flow);
@@ -286,13 +286,13 @@ mod tests {
     #[test]
     fn there_are_no_more_flows_than_are_allowed() {
         let (entrance, exit) = (hub(2), hub(2));
-        let first = entrance.open(target()).unwrap();
-        entrance.open(target()).unwrap();
-        assert_eq!(entrance.open(target()).unwrap_err(), RefusedReason::TooMany);
+        let first = entrance.open(target(), 0).unwrap();
+        entrance.open(target(), 0).unwrap();
+        assert_eq!(entrance.open(target(), 0).unwrap_err(), RefusedReason::TooMany);
         entrance.remove(first.number, None);
-        assert_eq!(entrance.open(target()).unwrap().number, 3);
+        assert_eq!(entrance.open(target(), 0).unwrap().number, 3);
         entrance.close();
-        assert_eq!(entrance.open(target()).unwrap_err(), RefusedReason::Closing);
+        assert_eq!(entrance.open(target(), 0).unwrap_err(), RefusedReason::Closing);
         let admitted = [1, 2, 3].map(|number| exit.admit(number).unwrap().is_some());
         assert_eq!(admitted, [true, true, false]);
         let next = std::iter::from_fn(|| exit.next()).find_map(|next| match next {
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn flows_take_turns() {
         let hub = hub(8);
-        let flows: Vec<_> = (0..3).map(|_| hub.open(target()).unwrap()).collect();
+        let flows: Vec<_> = (0..3).map(|_| hub.open(target(), 0).unwrap()).collect();
         while hub.next().is_some() {}
         flows.iter().for_each(|flow| hub.ready(flow));
         let mut order = Vec::new();

@@ -12,8 +12,8 @@ pub(super) type FlowNumber = u64;
 /// One entry of a note.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Piece {
-    /// The entrance has a new flow, with the next number.
-    Open { flow: FlowNumber, target: Target },
+    /// The entrance has a new flow, with the next number, which has passed so many gateways since a program opened it.
+    Open { flow: FlowNumber, target: Target, passed: u8 },
     /// The exit has connected the flow.
     Opened { flow: FlowNumber },
     /// The exit does not connect the flow, which is over.
@@ -32,7 +32,7 @@ pub(super) enum Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusedReason {
-    /// The exit's list does not allow the target.
+    /// The list of the exit, or of a gateway on the way to it, does not allow the target.
     #[error("the exit does not allow the target")]
     NotAllowed,
     /// The exit cannot resolve the name.
@@ -59,6 +59,9 @@ pub enum RefusedReason {
     /// The connection failed for another reason.
     #[error("the connection failed")]
     Failed,
+    /// The flow has passed as many gateways as it may: they lead to each other in a loop.
+    #[error("the flow has passed too many gateways, which may lead to each other in a loop")]
+    Loop,
 }
 
 /// The other end has broken the protocol.
@@ -156,7 +159,7 @@ mod tests {
             ("[a-z]{1,255}", any::<u16>()).prop_map(|(host, port)| Target::Name { host, port }),
         ];
         prop_oneof![
-            (flow(), target).prop_map(|(flow, target)| Piece::Open { flow, target }),
+            (flow(), target, any::<u8>()).prop_map(|(flow, target, passed)| Piece::Open { flow, target, passed }),
             flow().prop_map(|flow| Piece::Opened { flow }),
             flow().prop_map(|flow| Piece::Refused { flow, reason: RefusedReason::TimedOut }),
             flow().prop_map(|flow| Piece::Finished { flow }),
@@ -186,7 +189,7 @@ mod tests {
         let mut writer = NoteWriter::default();
         let target = Target::Name { host: "a".repeat(NAME_LEN_MAX), port: u16::MAX };
         while writer.has_room() {
-            writer.push(&Piece::Open { flow: u64::MAX, target: target.clone() });
+            writer.push(&Piece::Open { flow: u64::MAX, target: target.clone(), passed: u8::MAX });
             writer.push_bytes(u64::MAX, u32::MAX);
         }
         let note = writer.finish();

@@ -68,12 +68,12 @@ fn fill(hub: &Hub, slab: &mut [u8], note: &mut NoteWriter) -> usize {
 pub(super) fn take_apart(
     hub: &Hub,
     slab: &Slab,
-    mut open: impl FnMut(FlowNumber, Target) -> Result<(), Violation>,
+    mut open: impl FnMut(FlowNumber, Target, u8) -> Result<(), Violation>,
 ) -> Result<(), Violation> {
     let mut bytes: &[u8] = &slab.bytes;
     for piece in note::decode(&slab.note)? {
         match piece {
-            Piece::Open { flow, target } => open(flow, target)?,
+            Piece::Open { flow, target, passed } => open(flow, target, passed)?,
             Piece::Opened { flow } => {
                 if let Some(flow) = hub.flow(flow)? {
                     flow.change(|state| state.answer(Ok(())));

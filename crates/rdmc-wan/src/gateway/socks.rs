@@ -89,6 +89,7 @@ pub(super) fn answer(answer: Result<(), RefusedReason>) -> [u8; REPLY_LEN] {
             Reply::HostUnreachable
         }
         Err(RefusedReason::ConnectionRefused) => Reply::ConnectionRefused,
+        Err(RefusedReason::Loop) => Reply::TtlExpired,
         Err(RefusedReason::TooMany | RefusedReason::Closing | RefusedReason::Failed) => Reply::Failed,
     })
 }
@@ -103,6 +104,7 @@ enum Reply {
     NetworkUnreachable = 3,
     HostUnreachable = 4,
     ConnectionRefused = 5,
+    TtlExpired = 6,
     Command = 7,
     AddressType = 8,
 }
@@ -189,6 +191,7 @@ mod tests {
             (RefusedReason::NoSuchHost, 4),
             (RefusedReason::TimedOut, 4),
             (RefusedReason::ConnectionRefused, 5),
+            (RefusedReason::Loop, 6),
         ] {
             assert_eq!(answer(Err(reason))[1], code);
         }

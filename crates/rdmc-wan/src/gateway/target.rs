@@ -98,6 +98,14 @@ impl AllowList {
         self.0.is_empty()
     }
 
+    /// Tells whether flows to `target` are allowed without a look at what its name resolves to.
+    pub(super) fn allows(&self, target: &Target) -> bool {
+        match target {
+            Target::Address(address) => self.allows_address(*address),
+            Target::Name { host, port } => self.allows_name(host, *port),
+        }
+    }
+
     fn allows_name(&self, host: &str, port: u16) -> bool {
         self.0.iter().any(|rule| {
             rule.allows_port(port) && matches!(&rule.place, Place::Name(name) if name.eq_ignore_ascii_case(host))

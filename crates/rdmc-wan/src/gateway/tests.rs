@@ -14,6 +14,8 @@ use crate::session::tests::Cut;
 use crate::session::{SessionConfig, SessionListener};
 use crate::{Rate, tcp_config};
 
+mod chains;
+
 /// Both ends of a gateway, with a place where programs connect, and a target.
 struct Rig {
     entrance: Arc<Entrance>,
@@ -66,7 +68,7 @@ impl Rig {
             address = cut.insert(Cut::before(&address).await).address.clone();
         }
         let entering = Entrance::connect(one(near), &address, session, config.clone());
-        let leaving = async { Exit::accept(listener.accept().await, everywhere(), config).await };
+        let leaving = async { Exit::accept(listener.accept().await, Route::Targets(everywhere()), config).await };
         let (entrance, exit) = tokio::try_join!(entering, leaving).unwrap();
         let (programs, targets) = (local().await, local().await);
         Self { entrance: Arc::new(entrance), exit, _listener: listener, programs, targets }
@@ -320,7 +322,7 @@ async fn a_target_that_is_not_allowed_is_refused_and_not_connected() {
     let listener = SessionListener::bind(one(network.fabric()), "exit", session_config()).await.unwrap();
     let config = GatewayConfig::default;
     let entering = Entrance::connect(one(network.fabric()), "exit", session_config(), config());
-    let leaving = async { Exit::accept(listener.accept().await, AllowList::default(), config()).await };
+    let leaving = async { Exit::accept(listener.accept().await, Route::Targets(AllowList::default()), config()).await };
     let (entrance, exit) = tokio::try_join!(entering, leaving).unwrap();
     let (programs, targets) = (local().await, local().await);
     let rig = Rig { entrance: Arc::new(entrance), exit, _listener: listener, programs, targets };
@@ -515,7 +517,8 @@ async fn a_session_that_is_no_gateway_is_refused() {
     let network = MemNetwork::new();
     let listener = SessionListener::bind(one(network.fabric()), "exit", session_config()).await.unwrap();
     let opening = crate::connect(one(network.fabric()), "exit", session_config(), b"files".to_vec());
-    let leaving = async { Exit::accept(listener.accept().await, everywhere(), GatewayConfig::default()).await };
+    let leaving =
+        async { Exit::accept(listener.accept().await, Route::Targets(everywhere()), GatewayConfig::default()).await };
     let (opened, accepted) = tokio::join!(opening, leaving);
     assert!(opened.unwrap_err().to_string().contains("exit of a gateway"));
     assert!(accepted.unwrap_err().to_string().contains("no entrance"));
