@@ -47,6 +47,7 @@ mod slabs;
 mod socket;
 mod socks;
 mod target;
+mod transparent;
 
 pub use client::{Client, RefusedClient};
 pub use entrance::Entrance;
@@ -54,6 +55,7 @@ pub use exit::{Exit, Route};
 pub use note::RefusedReason;
 pub use socks::SocksError;
 pub use target::{AllowList, AllowRule, ParseAllowRuleError, ParseTargetError, Target};
+pub use transparent::{TransparentError, TransparentListenError, listen_transparent};
 
 use flow::{Flow, Over};
 use hub::Hub;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdmc_fabric::{Environment, TokioEnvironment};
@@ -13,6 +14,7 @@ use super::pipe::PipeEnd;
 use super::socket::Socket;
 use super::socks::{self, SocksError};
 use super::target::Target;
+use super::transparent::{self, TransparentError};
 
 /// A program's connection, or a flow of another gateway, before it is a flow of an [`Entrance`](super::Entrance).
 pub struct Client {
@@ -64,6 +66,22 @@ impl Client {
                 if socket.shut().is_ok() {
                     linger(&socket).await;
                 }
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes one that leads where the program connected to, before the kernel diverted the connection to the listener
+    /// at `listening` (see [`listen_transparent`](super::listen_transparent)). The program needs to say nothing.
+    ///
+    /// # Errors
+    /// The connection was not diverted, and would lead to the entrance again: see [`TransparentError`]. Then it is
+    /// reset.
+    pub fn transparent(socket: TcpStream, listening: SocketAddr) -> Result<Self, TransparentError> {
+        match transparent::target(&socket, listening) {
+            Ok(target) => Ok(Self::new(socket, target)),
+            Err(error) => {
+                Socket::Tcp(socket).reset();
                 Err(error)
             }
         }
