@@ -331,16 +331,17 @@ pub(crate) struct RecvOptions {
 /// Options of `rdmc gateway`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = exit::HELP_OF_TWO, after_long_help = examples::of_gateway())]
-#[command(group = ArgGroup::new("where").args(["to", "socks"]))]
+#[command(group = ArgGroup::new("where").args(["to", "socks", "transparent"]))]
 pub(crate) struct GatewayOptions {
-    /// The entrance: take connections of programs at this address. Needs --peer, and --to or --socks. Programs prove
-    /// nothing: listen where only yours can connect. The port is 7471 unless given; port 0 is any free port
+    /// The entrance: take connections of programs at this address. Needs --peer, and --to, --socks or --transparent.
+    /// Programs prove nothing: listen where only yours can connect. The port is 7471 unless given; port 0 is any free
+    /// port
     #[arg(
         long,
         value_name = "ADDRESS[:PORT]",
         required_unless_present = "serve",
         requires_all = ["peer", "where"],
-        conflicts_with_all = ["serve", "allow"],
+        conflicts_with_all = ["serve", "allow", "via"],
         value_parser = address::parse_listen
     )]
     pub(crate) listen: Option<String>,
@@ -353,12 +354,21 @@ pub(crate) struct GatewayOptions {
     /// Each program says by SOCKS5 where its connection leads; the exit resolves names
     #[arg(long, requires = "listen")]
     pub(crate) socks: bool,
-    /// The exit: take sessions of entrances at this address, and connect to targets. The port is 7471 unless given;
-    /// port 0 is any free port
+    /// Connections lead where the programs connected to: a rule of the system diverts them to --listen (TPROXY). Needs
+    /// the capability CAP_NET_ADMIN. Linux only
+    #[arg(long, requires = "listen")]
+    pub(crate) transparent: bool,
+    /// The exit: take sessions of entrances at this address, and connect to targets, or with --via to the next gateway.
+    /// The port is 7471 unless given; port 0 is any free port
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = address::parse_listen)]
     pub(crate) serve: Option<String>,
+    /// A gateway between: pass connections on to the gateway that serves here, in a session of its own with the same
+    /// key. The port is 7471 unless given
+    #[arg(long, value_name = "HOST[:PORT]", requires = "serve", value_parser = parse_peer)]
+    pub(crate) via: Option<String>,
     /// The exit connects to this network or host only, at this port if there is one: 10.0.0.0/8, 10.1.0.0/16:443,
-    /// host.example:22. It may be repeated; by default the exit connects to nothing
+    /// host.example:22. It may be repeated. By default the exit connects to nothing. With --via, it passes everything on
+    /// by default, and a network allows addresses only, no names
     #[arg(long, value_name = "NETWORK|HOST[:PORT]", requires = "serve")]
     pub(crate) allow: Vec<AllowRule>,
     /// Greatest length in bytes of each of the two rings of slabs, one for each direction, from 4 MiB on: 64M, 1GiB
@@ -735,12 +745,20 @@ mod tests {
         assert!(read("--listen :80 --peer far --to [fd00::2]:80").unwrap().to.is_some());
         let exit = read("--serve :7471 --allow 10.0.0.0/8 --allow host.example:22 --ring 64M").unwrap();
         assert_eq!((exit.allow.len(), exit.ring), (2, 64 << 20));
+        assert!(read("--listen :80 --peer far --transparent").unwrap().transparent);
+        let between = read("--serve :7471 --via far --allow 10.0.0.0/8").unwrap();
+        assert_eq!(between.via.as_deref(), Some("far:7471"));
         for wrong in [
             "",
             "--listen :80",
             "--listen :80 --peer far",
             "--listen :80 --to host:1",
             "--listen :80 --peer far --to host:1 --socks",
+            "--listen :80 --peer far --to host:1 --transparent",
+            "--listen :80 --peer far --socks --transparent",
+            "--listen :80 --peer far --socks --via farther",
+            "--serve :7471 --transparent",
+            "--via far",
             "--listen :80 --peer far --socks --allow 10.0.0.0/8",
             "--listen :80 --peer far,farther --socks",
             "--listen :80 --peer far --socks --serve :7471",

@@ -96,6 +96,10 @@ Examples:
       rdmc gateway --listen 10.1.0.1:873 --peer far --to 10.2.0.9:873
   On a path that a policer limits to 5 Gbit/s:
       rdmc gateway --listen 10.1.0.1:873 --peer far --to store:873 --rate 5G
+  A gateway between, which passes connections on to the one at far:
+      rdmc gateway --serve 0.0.0.0 --via far --key gateway.key
+  An entrance that takes connections which the kernel diverts (TPROXY):
+      rdmc gateway --listen 0.0.0.0 --peer far --transparent
 ";
 
 /// Examples of `rdmc demo`.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +10,14 @@ use std::time::Duration;
 use anyhow::Context;
 use rdmc::TcpFabric;
 use rdmc_files::words::printable;
-use rdmc_wan::gateway::{AllowList, Client, Entrance, Exit as GatewayExit, GatewayConfig, RefusedReason, Route, Target};
+use rdmc_wan::gateway::{
+    AllowList, Client, Entrance, Exit as GatewayExit, GatewayConfig, RefusedReason, Route, Target,
+    TransparentListenError, listen_transparent,
+};
 use rdmc_wan::{OpenError, Rate, SessionConfig, SessionListener, SessionRequest};
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::address;
@@ -20,18 +25,23 @@ use crate::cli::GatewayOptions;
 use crate::exit::{Exit, Signal, Stop, tell};
 use crate::progress::{OutputOptions, print_json};
 
-/// Runs one end of a gateway until a signal comes.
+/// Runs a gateway until a signal comes.
 pub(crate) async fn run(options: GatewayOptions, stop: Stop) -> anyhow::Result<()> {
     let settings = Settings::new(&options)?;
     let signal = match (&options.listen, &options.peer) {
         (Some(listen), Some(peer)) => {
-            let targets = options.to.clone().map_or(Targets::Socks, Targets::Fixed);
-            Near::new(settings, peer.clone(), targets, listen).await?.run(stop).await
+            let targets = match &options.to {
+                Some(target) => Targets::Fixed(target.clone()),
+                None if options.transparent => Targets::Transparent,
+                None => Targets::Socks,
+            };
+            let programs = Programs::listen(&settings, peer, targets, listen).await?;
+            Near::new(settings, peer.clone(), Source::Programs(programs)).run(stop).await
         }
         _ => {
             let serve = options.serve.as_deref().expect("the command line asks for one end");
             let allow = options.allow.iter().cloned().collect();
-            serve_sessions(settings, serve, allow, stop).await?
+            serve_gateways(settings, serve, options.via.as_deref(), allow, stop).await?
         }
     };
     Err(Exit::Signal(signal).into())
@@ -79,17 +89,109 @@ impl Settings {
 enum Targets {
     Fixed(Target),
     Socks,
+    Transparent,
 }
 
-/// The end near the programs.
+/// What an entrance carries.
+enum Source {
+    /// The connections of programs.
+    Programs(Programs),
+    /// The flows of other gateways.
+    Gateways(mpsc::Receiver<Client>),
+}
+
+impl Source {
+    /// Waits for the next client. If the future is dropped, no client is lost.
+    async fn next(&mut self, settings: &Settings) -> Client {
+        match self {
+            Self::Programs(programs) => programs.next(settings).await,
+            Self::Gateways(clients) => match clients.recv().await {
+                Some(client) => client,
+                None => std::future::pending().await,
+            },
+        }
+    }
+}
+
+/// Where programs connect.
+struct Programs {
+    targets: Targets,
+    listener: TcpListener,
+    address: SocketAddr,
+    /// Connections whose programs have not yet said where they lead.
+    asking: JoinSet<Option<Client>>,
+}
+
+impl Programs {
+    async fn listen(settings: &Settings, peer: &str, targets: Targets, listen: &str) -> anyhow::Result<Self> {
+        let listener = match targets {
+            Targets::Transparent => listen_for_diverted(listen).await,
+            _ => TcpListener::bind(listen).await.map_err(Into::into),
+        };
+        let listener = listener.with_context(|| format!("cannot listen at {listen}"))?;
+        let address = listener.local_addr()?;
+        let at = address.to_string();
+        // A program that connects to a transparent entrance itself is refused.
+        if !address::is_loopback(&at) && !matches!(targets, Targets::Transparent) {
+            let message = format!("any program that reaches {at} can use this gateway");
+            settings.say(&Event::Warning { message });
+        }
+        let (takes, target) = match &targets {
+            Targets::Fixed(target) => (format!("connections to {target}"), Some(target.to_string())),
+            Targets::Socks => ("SOCKS5".to_owned(), None),
+            Targets::Transparent => ("diverted connections".to_owned(), None),
+        };
+        settings.say(&Event::Listening { address: at, peer: Some(peer.to_owned()), target, takes });
+        Ok(Self { targets, listener, address, asking: JoinSet::new() })
+    }
+
+    async fn next(&mut self, settings: &Settings) -> Client {
+        loop {
+            let client = tokio::select! {
+                biased;
+                // A program that is refused has been told.
+                Some(asked) = self.asking.join_next() => asked.ok().flatten(),
+                socket = accept(settings, &self.listener) => self.take(settings, socket),
+            };
+            if let Some(client) = client {
+                return client;
+            }
+        }
+    }
+
+    /// Takes a connection; `None` if its program has yet to say where it leads, or if it is refused.
+    fn take(&mut self, settings: &Settings, socket: TcpStream) -> Option<Client> {
+        match &self.targets {
+            Targets::Fixed(target) => Some(Client::new(socket, target.clone())),
+            Targets::Transparent => {
+                let warn = |error| settings.say(&Event::Warning { message: format!("{error}") });
+                Client::transparent(socket, self.address).map_err(warn).ok()
+            }
+            // Those that are silent for long give their places back.
+            Targets::Socks if self.asking.len() >= settings.gateway.flows_max => None,
+            Targets::Socks => {
+                self.asking
+                    .spawn(async move { tokio::time::timeout(SOCKS_LIMIT, Client::socks(socket)).await.ok()?.ok() });
+                None
+            }
+        }
+    }
+}
+
+async fn listen_for_diverted(listen: &str) -> anyhow::Result<TcpListener> {
+    let address = lookup_host(listen).await?.next().context("the host has no address")?;
+    match listen_transparent(address) {
+        Err(error @ TransparentListenError::NotPermitted(_)) => Err(error).context(NEEDS_CAPABILITY),
+        listening => Ok(listening?),
+    }
+}
+
+/// The end that opens sessions, to the exit near the targets or to the next gateway.
 struct Near {
     settings: Settings,
     peer: String,
-    targets: Targets,
-    listener: TcpListener,
-    /// Connections whose programs have not yet said where they lead.
-    asking: JoinSet<Option<Client>>,
-    /// Connections that wait for a session.
+    source: Source,
+    /// Clients that wait for a session.
     waiting: Vec<Client>,
     opening: Option<Opening>,
     entrance: Option<Entrance>,
@@ -98,23 +200,11 @@ struct Near {
 type Opening = Pin<Box<dyn Future<Output = Result<Entrance, OpenError>> + Send>>;
 
 impl Near {
-    async fn new(settings: Settings, peer: String, targets: Targets, listen: &str) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen at {listen}"))?;
-        let target = match &targets {
-            Targets::Fixed(target) => Some(target.to_string()),
-            Targets::Socks => None,
-        };
-        let address = listener.local_addr()?.to_string();
-        if !address::is_loopback(&address) {
-            let message = format!("any program that reaches {address} can use this gateway");
-            settings.say(&Event::Warning { message });
-        }
-        settings.say(&Event::Listening { address, peer: Some(peer.clone()), target });
-        let (asking, waiting) = (JoinSet::new(), Vec::new());
-        Ok(Self { settings, peer, targets, listener, asking, waiting, opening: None, entrance: None })
+    fn new(settings: Settings, peer: String, source: Source) -> Self {
+        Self { settings, peer, source, waiting: Vec::new(), opening: None, entrance: None }
     }
 
-    /// Takes connections until a signal comes.
+    /// Carries clients until a signal comes.
     async fn run(mut self, stop: Stop) -> Signal {
         self.open();
         let signal = loop {
@@ -132,37 +222,17 @@ impl Near {
                     let reason = ended.err().map(|error| error.to_string());
                     self.settings.say(&Event::Ended { peer: self.peer.clone(), reason });
                 }
-                Some(asked) = self.asking.join_next() => {
-                    if let Ok(Some(client)) = asked {
-                        self.carry(client);
-                    }
-                }
-                socket = accept(&self.settings, &self.listener) => self.take(socket),
+                client = self.source.next(&self.settings) => self.carry(client),
             }
         };
-        drop(self.listener);
+        drop(self.source);
         if let Some(entrance) = self.entrance {
             entrance.finish(self.settings.drain_after(signal)).await;
         }
         signal
     }
 
-    /// Takes the connection of a program.
-    fn take(&mut self, socket: TcpStream) {
-        match &self.targets {
-            Targets::Fixed(target) => self.carry(Client::new(socket, target.clone())),
-            // Those that are silent for long give their places back.
-            Targets::Socks if self.asking.len() >= self.settings.gateway.flows_max => {}
-            Targets::Socks => {
-                self.asking.spawn(async move {
-                    // A program that is refused has been told.
-                    tokio::time::timeout(SOCKS_LIMIT, Client::socks(socket)).await.ok()?.ok()
-                });
-            }
-        }
-    }
-
-    /// Carries a connection, or lets it wait for a session.
+    /// Carries a client, or lets it wait for a session.
     fn carry(&mut self, client: Client) {
         let Some(entrance) = &self.entrance else {
             if self.waiting.len() >= self.settings.gateway.flows_max {
@@ -221,21 +291,57 @@ async fn accept(settings: &Settings, listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// Serves the sessions of other gateways until a signal comes: the end near the targets.
-async fn serve_sessions(settings: Settings, serve: &str, allow: AllowList, stop: Stop) -> anyhow::Result<Signal> {
+/// Serves other gateways until a signal comes. Their flows lead to their targets, or to the next gateway.
+async fn serve_gateways(
+    settings: Settings,
+    serve: &str,
+    next: Option<&str>,
+    allow: AllowList,
+    stop: Stop,
+) -> anyhow::Result<Signal> {
+    let Some(next) = next else {
+        let route = Route::Targets(allow);
+        let listener = listen_for_gateways(&settings, serve, None, &route).await?;
+        return Ok(serve_sessions(settings, listener, route, stop).await);
+    };
+    let (clients, given) = mpsc::channel(CLIENTS_MAX);
+    let route = Route::Next { allow: (!allow.is_empty()).then_some(allow), clients };
+    let listener = listen_for_gateways(&settings, serve, Some(next), &route).await?;
+    let near = Near::new(settings.clone(), next.to_owned(), Source::Gateways(given));
+    Ok(tokio::join!(serve_sessions(settings, listener, route, stop.clone()), near.run(stop)).0)
+}
+
+async fn listen_for_gateways(
+    settings: &Settings,
+    serve: &str,
+    next: Option<&str>,
+    route: &Route,
+) -> anyhow::Result<SessionListener> {
     let listener = SessionListener::bind(settings.fabric.clone(), serve, settings.session.clone()).await;
     let listener = listener.with_context(|| format!("cannot listen at {serve}"))?;
     let address = listener.local_address().to_owned();
     let is_open = settings.session.security.is_none() && !address::is_loopback(&address);
-    settings.say(&Event::Listening { address, peer: None, target: None });
+    let (peer, takes) = (next.map(str::to_owned), "gateways".to_owned());
+    settings.say(&Event::Listening { address, peer, target: None, takes });
+    let leads_nowhere = matches!(route, Route::Targets(allow) if allow.is_empty());
+    let reached = match route {
+        Route::Next { allow: None, .. } => "what the next gateway allows",
+        _ => "what --allow names",
+    };
+    let open = format!("any host that reaches this address can connect to {reached}; --key keeps others out");
     for (is_wrong, message) in [
-        (allow.is_empty(), "no connection is allowed to lead anywhere: name networks or hosts with --allow"),
-        (is_open, "any host that reaches this address can connect to what --allow names; --key keeps others out"),
+        (leads_nowhere, "no connection is allowed to lead anywhere: name networks or hosts with --allow"),
+        (is_open, &open),
     ] {
         if is_wrong {
             settings.say(&Event::Warning { message: message.to_owned() });
         }
     }
+    Ok(listener)
+}
+
+/// Serves sessions until a signal comes, and those that are there until they end.
+async fn serve_sessions(settings: Settings, listener: SessionListener, route: Route, stop: Stop) -> Signal {
     let mut sessions = JoinSet::new();
     let signal = loop {
         tokio::select! {
@@ -243,13 +349,13 @@ async fn serve_sessions(settings: Settings, serve: &str, allow: AllowList, stop:
             signal = stop.signalled() => break signal,
             Some(_) = sessions.join_next() => {}
             request = listener.accept() => {
-                let (settings, allow, stop) = (settings.clone(), allow.clone(), stop.clone());
+                let (settings, route, stop) = (settings.clone(), route.clone(), stop.clone());
                 let is_full = sessions.len() >= SESSIONS_MAX;
                 sessions.spawn(async move {
                     if is_full {
                         request.refuse("it serves too many gateways").await;
                     } else {
-                        serve_session(&settings, request, allow, stop).await;
+                        serve_session(&settings, request, route, stop).await;
                     }
                 });
             }
@@ -257,13 +363,13 @@ async fn serve_sessions(settings: Settings, serve: &str, allow: AllowList, stop:
     };
     // The listener stays, so that sessions can be resumed while their flows end.
     while sessions.join_next().await.is_some() {}
-    Ok(signal)
+    signal
 }
 
 /// Serves one session until it ends, or a signal comes.
-async fn serve_session(settings: &Settings, request: SessionRequest, allow: AllowList, stop: Stop) {
+async fn serve_session(settings: &Settings, request: SessionRequest, route: Route, stop: Stop) {
     let from = request.from().map_or_else(|| "an unknown host".to_owned(), |from| from.to_string());
-    let exit = match GatewayExit::accept(request, Route::Targets(allow), settings.gateway.clone()).await {
+    let exit = match GatewayExit::accept(request, route, settings.gateway.clone()).await {
         Ok(exit) => exit,
         Err(error) => {
             let message = format!("no session with {from}: {:#}", anyhow::Error::new(error));
@@ -284,11 +390,14 @@ async fn serve_session(settings: &Settings, request: SessionRequest, allow: Allo
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event {
-    /// It listens: for programs that connect to `target` by way of `peer`, or for other gateways.
+    /// It listens for programs or for other gateways, whose connections go on to `peer` if there is one.
     Listening {
         address: String,
         peer: Option<String>,
         target: Option<String>,
+        /// What it listens for.
+        #[serde(skip)]
+        takes: String,
     },
     /// A session begins.
     Connected {
@@ -308,12 +417,9 @@ enum Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Listening { address, peer: None, .. } => write!(f, "listening at {address} for gateways"),
-            Self::Listening { address, peer: Some(peer), target: Some(target) } => {
-                write!(f, "listening at {address} for connections to {target}, by way of {peer}")
-            }
-            Self::Listening { address, peer: Some(peer), target: None } => {
-                write!(f, "listening at {address} for SOCKS5, by way of {peer}")
+            Self::Listening { address, peer, takes, .. } => {
+                write!(f, "listening at {address} for {takes}")?;
+                peer.iter().try_for_each(|peer| write!(f, ", by way of {peer}"))
             }
             Self::Connected { peer, fabric } => write!(f, "session with {peer}, by {fabric}"),
             Self::Ended { peer, reason: None } => write!(f, "the session with {peer} has ended"),
@@ -325,6 +431,10 @@ impl fmt::Display for Event {
     }
 }
 
+const NEEDS_CAPABILITY: &str =
+    "--transparent needs the capability CAP_NET_ADMIN on Linux: run as root, or `setcap cap_net_admin+ep` the program";
+/// Most clients between the sessions of other gateways and the entrance; more wait in their sessions.
+const CLIENTS_MAX: usize = 64;
 /// Most sessions that one exit serves at once; each may use the memory of its rings.
 const SESSIONS_MAX: usize = 64;
 /// How long a program may take to say where its connection leads.

@@ -12,7 +12,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::cluster::pattern;
-use crate::program::{code, command, exit_of, rdmc, signal};
+use crate::program::{code, command_in, exit_of, rdmc, signal};
+
+#[cfg(target_os = "linux")]
+mod transparent;
 
 /// One end of a gateway, a process.
 struct Gateway {
@@ -24,7 +27,12 @@ struct Gateway {
 
 impl Gateway {
     fn start(options: &[&str]) -> Self {
-        let mut command = command(&[&["gateway", "--json", "--drain", "60"], options].concat());
+        Self::start_in(None, options)
+    }
+
+    /// Starts it in a network namespace.
+    fn start_in(namespace: Option<&str>, options: &[&str]) -> Self {
+        let mut command = command_in(namespace, &[&["gateway", "--json", "--drain", "60"], options].concat());
         let mut child = command.stderr(std::process::Stdio::inherit()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let mut gateway = Self { child, address: String::new(), lines };
@@ -163,6 +171,59 @@ async fn an_entrance_resets_connections_when_its_exit_is_gone_and_goes_on_with_t
     let mut refused = TcpStream::connect(&near.address).await.unwrap();
     assert!(watched(refused.read(&mut [0; 1])).await.is_err());
 
+    let _far = Gateway::start(&["--serve", &peer, "--allow", "127.0.0.1"]);
+    tokio::spawn(serve(targets));
+    ask(TcpStream::connect(&near.address).await.unwrap(), 1, 100_000).await;
+}
+
+#[tokio::test]
+async fn programs_reach_a_target_through_a_chain_whose_gateways_end_in_good_order() {
+    let targets = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = targets.local_addr().unwrap().port();
+    tokio::spawn(serve(targets));
+    let allow = format!("127.0.0.0/8:{port}");
+    let far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", &allow]);
+    let mut middle = Gateway::start(&["--serve", "127.0.0.1:0", "--via", &far.address]);
+    middle.event("connected");
+    let near = Gateway::start(&["--listen", "127.0.0.1:0", "--peer", &middle.address, "--socks"]);
+    let mut asked = tokio::task::JoinSet::new();
+    for seed in 1..=8 {
+        let (socket, answer) = socks(&near.address, port).await;
+        assert_eq!(answer, 0);
+        asked.spawn(ask(socket, seed, 500_000));
+    }
+    while let Some(asked) = asked.join_next().await {
+        asked.unwrap();
+    }
+    // The far gateway does not allow the port.
+    assert_eq!(socks(&near.address, port ^ 1).await.1, 2);
+
+    // A connection that is there goes on after SIGTERM.
+    let (socket, answer) = socks(&near.address, port).await;
+    assert_eq!(answer, 0);
+    signal(&middle.child, "TERM");
+    ask(socket, 9, 500_000).await;
+    assert_eq!(tokio::task::spawn_blocking(move || exit_of(&mut middle.child)).await.unwrap(), 143);
+    assert_eq!(socks(&near.address, port).await.1, 1, "the way is gone");
+}
+
+#[tokio::test]
+async fn a_middle_gateway_opens_a_new_session_when_the_next_one_was_lost() {
+    let targets = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = targets.local_addr().unwrap().to_string();
+    let mut far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", "127.0.0.1"]);
+    let mut middle = Gateway::start(&["--serve", "127.0.0.1:0", "--via", &far.address, "--allow", "127.0.0.1"]);
+    middle.event("connected");
+    let near = Gateway::start(&["--listen", "127.0.0.1:0", "--peer", &middle.address, "--to", &target]);
+    let (mut socket, peer) = (TcpStream::connect(&near.address).await.unwrap(), far.address.clone());
+    socket.write_all(b"begun").await.unwrap();
+    let (mut reached, _) = watched(targets.accept()).await.unwrap();
+    watched(reached.read_exact(&mut [0; 5])).await.unwrap();
+
+    signal(&far.child, "INT");
+    assert_eq!(watched(socket.read(&mut [0; 1])).await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(tokio::task::spawn_blocking(move || exit_of(&mut far.child)).await.unwrap(), 130);
+    middle.event("ended");
     let _far = Gateway::start(&["--serve", &peer, "--allow", "127.0.0.1"]);
     tokio::spawn(serve(targets));
     ask(TcpStream::connect(&near.address).await.unwrap(), 1, 100_000).await;
