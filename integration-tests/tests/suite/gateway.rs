@@ -168,8 +168,8 @@ async fn an_entrance_resets_connections_when_its_exit_is_gone_and_goes_on_with_t
     assert_eq!(tokio::task::spawn_blocking(move || exit_of(&mut far.child)).await.unwrap(), 130);
     near.event("ended");
     // There is no exit now.
-    let mut refused = TcpStream::connect(&near.address).await.unwrap();
-    assert!(watched(refused.read(&mut [0; 1])).await.is_err());
+    let refused = async { TcpStream::connect(&near.address).await?.read(&mut [0; 1]).await };
+    assert!(watched(refused).await.is_err());
 
     let _far = Gateway::start(&["--serve", &peer, "--allow", "127.0.0.1"]);
     tokio::spawn(serve(targets));
