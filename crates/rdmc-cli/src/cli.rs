@@ -371,7 +371,8 @@ pub(crate) struct GatewayOptions {
     /// by default, and a network allows addresses only, no names
     #[arg(long, value_name = "NETWORK|HOST[:PORT]", requires = "serve")]
     pub(crate) allow: Vec<AllowRule>,
-    /// Greatest length in bytes of each of the two rings of slabs, one for each direction, from 4 MiB on: 64M, 1GiB
+    /// Greatest length in bytes of each of the rings of slabs (one for each direction, and one for slabs that the other
+    /// gateway writes), from 4 MiB on: 64M, 1GiB
     /// (powers of 1024). The path stays full if a ring has three times what the path carries in a round trip
     #[arg(long, env = "RDMC_RING", default_value = "256MiB", value_name = "SIZE", value_parser = size::parse_ring)]
     pub(crate) ring: u64,

@@ -14,7 +14,7 @@
 //! - The memory for windows is [`memory_max`](GatewayConfig::memory_max) for all flows together. When it is used up,
 //!   new flows keep their first credit. It comes back when flows end.
 //!
-//! So an end has at most the two rings of its session, `memory_max`, and 64 KiB for each flow.
+//! So an end has at most the rings of its session, `memory_max`, and 64 KiB for each flow.
 //!
 //! **Turns.** Flows take turns of 64 KiB, so flows that have bytes get equal shares of the path. Bytes are read from a
 //! socket when they have a place in a slab, and wait in the socket until then.

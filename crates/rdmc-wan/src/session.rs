@@ -64,9 +64,9 @@ pub struct SessionConfig {
     ///
     /// A slab is announced, acknowledged and checked as a whole.
     pub slab_len: usize,
-    /// Most bytes of each of the two rings, one for each direction. Default 256 MiB.
+    /// Most bytes of each ring: one for each direction, and one for slabs that are written. Default 256 MiB.
     ///
-    /// A ring begins with four slabs. It grows to three times what the path carries in a round trip.
+    /// A ring begins with four slabs, or 16 between distant ends. It grows to three times what the path carries in a round trip.
     pub ring_len_max: u64,
     /// Queue pairs of the data channel, 1 to 64: the end that opens the session decides. Default 4 for TCP, 1 for other
     /// fabrics.
