@@ -105,34 +105,29 @@ impl Rendezvous {
         }
     }
 
-    /// Opens connections to a peer that queue pairs will soon meet at that address.
+    /// Opens connections to a peer that queue pairs will soon meet at that address. Does nothing outside a runtime.
     pub(crate) fn dial_ahead(self: &Arc<Self>, address: &str, connections: u16) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (rendezvous, address) = (Arc::downgrade(self), address.to_owned());
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             // If it fails, the control connection says so.
             let Some(at) = tokio::net::lookup_host(&address).await.ok().and_then(|mut all| all.next()) else { return };
-            let dialing =
-                (0..usize::from(connections).min(OPENED_AT_ONCE)).map(|_| tokio::spawn(TcpStream::connect(at)));
+            let dialing = (0..usize::from(connections).min(AHEAD_MAX)).map(|_| tokio::spawn(TcpStream::connect(at)));
             let Some(this) = rendezvous.upgrade() else { return };
             lock(&this.ahead).entry(at).or_default().extend(dialing);
             drop(this);
             tokio::time::sleep(USED_WITHIN).await;
-            // Those of a later call may go with them: that costs a round trip.
             let Some(this) = rendezvous.upgrade() else { return };
+            // All of that peer, also of later calls, which then connect as if there were none.
             let unused = lock(&this.ahead).remove(&at);
             unused.into_iter().flatten().for_each(|dialing| dialing.abort());
         });
     }
 
-    /// Returns a connection that was opened ahead, or opens one.
-    async fn dial(&self, at: SocketAddr) -> io::Result<TcpStream> {
-        let ahead = lock(&self.ahead).get_mut(&at).and_then(Vec::pop);
-        if let Some(ahead) = ahead
-            && let Ok(Ok(stream)) = ahead.await
-        {
-            return Ok(stream);
-        }
-        TcpStream::connect(at).await
+    /// Returns a connection that was opened ahead, if there is one.
+    async fn dialled_ahead(&self, at: SocketAddr) -> Option<TcpStream> {
+        let ahead = lock(&self.ahead).get_mut(&at).and_then(Vec::pop)?;
+        ahead.await.ok()?.ok()
     }
 
     /// Returns the number of data connections that were refused: they named no valid nonce, or could not prove it.
@@ -174,6 +169,13 @@ impl DataAcceptor for Rendezvous {
             Err(UnknownNonce)
         })
     }
+}
+
+/// A connection on which the nonces were sent.
+struct Dialled {
+    stream: TcpStream,
+    /// It was opened ahead, so the peer may have closed it meanwhile.
+    is_ahead: bool,
 }
 
 /// One queue pair's end of a connection that is yet to be made.
@@ -239,11 +241,8 @@ impl Meeting {
         let met = async {
             let encrypted = match role {
                 Role::Active => {
-                    let opening = async {
-                        let stream = self.dial(remote, address).await?;
-                        let connector = TlsConnector::from(secret(self.nonce, remote.nonce).client_config());
-                        Ok(connector.connect(SharedSecret::server_name(), stream).await.map(TlsStream::from))
-                    };
+                    let secret = secret(self.nonce, remote.nonce);
+                    let opening = self.open_encrypted(remote, address, &secret);
                     self.rendezvous.paced(remote.at(address), opening).await?
                 }
                 Role::Passive => {
@@ -288,23 +287,51 @@ impl Meeting {
 
     /// Opens the connection and waits for the peer's proof of its identity.
     async fn open(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
-        let mut stream = self.dial(remote, address).await?;
-        let mut proof = [0; 16];
-        stream.read_exact(&mut proof).await.map_err(ConnectError::Unreachable)?;
-        if u128::from_le_bytes(proof) == self.nonce { Ok(stream) } else { Err(ConnectError::BadNonce) }
+        loop {
+            let Dialled { mut stream, is_ahead } = self.dial(remote, address).await?;
+            let mut proof = [0; 16];
+            match stream.read_exact(&mut proof).await {
+                Ok(_) if u128::from_le_bytes(proof) == self.nonce => return Ok(stream),
+                Ok(_) => return Err(ConnectError::BadNonce),
+                Err(error) if is_ahead => tracing::debug!(%error, "the peer has closed a connection opened ahead"),
+                Err(error) => return Err(ConnectError::Unreachable(error)),
+            }
+        }
     }
 
-    /// Opens the connection and sends both nonces, or their public names.
-    async fn dial(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
+    /// Opens an encrypted connection.
+    async fn open_encrypted(
+        &self,
+        remote: MeetingPlace,
+        address: Option<IpAddr>,
+        secret: &SharedSecret,
+    ) -> Result<io::Result<TlsStream<TcpStream>>, ConnectError> {
+        loop {
+            let Dialled { stream, is_ahead } = self.dial(remote, address).await?;
+            let connector = TlsConnector::from(secret.client_config());
+            match connector.connect(SharedSecret::server_name(), stream).await {
+                Err(error) if is_ahead => tracing::debug!(%error, "the peer has closed a connection opened ahead"),
+                connected => return Ok(connected.map(TlsStream::from)),
+            }
+        }
+    }
+
+    /// Opens the connection, or takes one that was opened ahead, and sends both nonces, or their public names.
+    async fn dial(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<Dialled, ConnectError> {
         self.forget();
         let at = remote.at(address).ok_or(ConnectError::PeerNotListening)?;
+        let mut preface = DATA_MAGIC.to_vec();
+        preface.extend((self.public)(remote.nonce).to_le_bytes());
+        preface.extend((self.public)(self.nonce).to_le_bytes());
+        while let Some(mut stream) = self.rendezvous.dialled_ahead(at).await {
+            if stream.write_all(&preface).await.is_ok() {
+                return Ok(Dialled { stream, is_ahead: true });
+            }
+        }
         let connect = async {
-            let mut stream = self.rendezvous.dial(at).await?;
-            let mut preface = DATA_MAGIC.to_vec();
-            preface.extend((self.public)(remote.nonce).to_le_bytes());
-            preface.extend((self.public)(self.nonce).to_le_bytes());
+            let mut stream = TcpStream::connect(at).await?;
             stream.write_all(&preface).await?;
-            Ok(stream)
+            Ok(Dialled { stream, is_ahead: false })
         };
         connect.await.map_err(ConnectError::Unreachable)
     }
@@ -439,6 +466,8 @@ const CONNECTION_SECRET: &str = "rdmc 2026-11 secret of a data connection";
 const NONCE_NAME: &str = "rdmc 2026-11 name of a nonce";
 /// Connections to one peer that are being opened, at most.
 const OPENED_AT_ONCE: usize = 32;
+/// Most connections that are opened ahead at once: a node keeps few silent ones from one address.
+const AHEAD_MAX: usize = 8;
 /// After this time, connections that were opened ahead are closed.
 const USED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a connection that is being opened keeps others waiting, at most.

@@ -81,6 +81,10 @@ impl FabricDecorator for TcpShmFabric {
         self.tcp.environment()
     }
 
+    fn connect_ahead(&self, address: &str, connections: u16) {
+        self.tcp.connect_ahead(address, connections);
+    }
+
     fn create_completion_queue(&self, capacity: u32, mode: CompletionMode) -> Result<CompletionQueue, FabricError> {
         Ok(CompletionQueue::new(self.shm.completions(capacity), self.tcp.environment(), mode))
     }

@@ -2,7 +2,7 @@
 //!
 //! Slabs leave the ring in the order of their numbers and come back in about that order, so the slabs that are being
 //! filled, those that are announced and those that are in flight are three parts of a ring. Each slab is a region of
-//! its own: a key opens one slab, and no key lasts longer than the slab's turn.
+//! its own: a key opens one slab. That of a slab to be read lasts as long as the slab's turn.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
@@ -140,7 +140,7 @@ impl RingSize {
         Self { slabs: slabs_min.clamp(1, slabs_max), slabs_max, was_short: false, began: None, passed: 0 }
     }
 
-    /// Counts bytes; returns whether a round trip is over, at whose end the ring may have grown.
+    /// Counts bytes. The ring may grow at the end of each round trip, and then this returns true.
     fn note_passed(&mut self, bytes: u64, now: Timestamp, round_trip: Duration, slab_len: u64) -> bool {
         let began = *self.began.get_or_insert(now);
         self.passed += bytes;

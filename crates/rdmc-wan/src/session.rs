@@ -15,11 +15,11 @@ use crate::wire;
 
 mod error;
 mod fetching;
+mod landings;
 mod link;
 mod listener;
 mod opening;
 mod requests;
-mod rooms;
 mod slabs;
 pub(crate) mod state;
 mod writing;
@@ -73,8 +73,8 @@ pub struct SessionConfig {
     pub streams: Option<u16>,
     /// The rate at which data comes to this end. Default `None`: as fast as the fabric goes.
     pub rate: Option<Rate>,
-    /// How slabs come to this end. Default `None`: [`SlabVerb::Write`] if the connection took at least 2 ms to be made,
-    /// else [`SlabVerb::Read`].
+    /// How slabs come to this end. Default `None`: [`SlabVerb::Write`] if it took at least 2 ms to find the other end's
+    /// name and connect, else [`SlabVerb::Read`].
     pub receive_by: Option<SlabVerb>,
     /// After this time without a sign of life, a connection counts as lost; both ends take the lesser one. Default 10
     /// s.
@@ -109,13 +109,16 @@ impl SessionConfig {
     }
 
     fn terms(&self, is_distant: bool) -> wire::Terms {
+        // No request is longer than a burst, and a slab has few requests.
+        let bursts = self.rate.map_or(u64::MAX, Rate::burst_bytes).saturating_mul(requests::PIECES_MAX as u64);
+        let slab_len = self.slab_len.min(usize::try_from(bursts).unwrap_or(usize::MAX)).max(Self::SLAB_LEN_MIN);
         let by_distance = if is_distant { SlabVerb::Write } else { SlabVerb::Read };
         wire::Terms {
-            slab_len: u32::try_from(self.slab_len).expect("checked to be at most 1 GiB"),
+            slab_len: u32::try_from(slab_len).expect("checked to be at most 1 GiB"),
             detection_ms: u32::try_from(self.detection.as_millis()).expect("checked to be at most an hour"),
             rate: self.rate.map(Rate::as_bytes_per_second),
             is_distant,
-            has_rooms: self.receive_by.unwrap_or(by_distance) == SlabVerb::Write,
+            has_landings: self.receive_by.unwrap_or(by_distance) == SlabVerb::Write,
         }
     }
 }
@@ -159,7 +162,7 @@ struct AgreedTerms {
     rate: Option<Rate>,
     /// The rate of slabs to the other end.
     their_rate: Option<Rate>,
-    /// Whether this end writes slabs into rooms of the other.
+    /// Whether this end writes slabs into landings of the other.
     writes: bool,
 }
 
@@ -175,7 +178,7 @@ impl AgreedTerms {
             detection,
             rate: config.rate,
             their_rate: theirs.rate.map(Rate::bytes_per_second),
-            writes: theirs.has_rooms,
+            writes: theirs.has_landings,
         })
     }
 }
@@ -262,8 +265,10 @@ impl SessionHandle {
         self.0.until(|state| state.ended.clone()).await
     }
 
-    /// Waits until both directions have ended and the last word to the other end has left. That is a round trip before
-    /// [`ended`](Self::ended): this end needs nothing more of the other, and its process may end.
+    /// Waits until both directions have ended and the system has the last word to the other end. That is a round trip
+    /// before [`ended`](Self::ended): this end needs nothing more of the other, and its process may end.
+    ///
+    /// If the process ends and the path loses the last word, the other end may learn nothing, and fail.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -341,8 +346,8 @@ struct Shared {
     changed: watch::Sender<()>,
     outgoing_ring: SlabRing,
     incoming_ring: SlabRing,
-    /// Memory for rooms.
-    rooms_ring: SlabRing,
+    /// Memory for landings.
+    landings_ring: SlabRing,
 }
 
 impl Shared {
@@ -368,7 +373,7 @@ impl Shared {
             changed: watch::Sender::new(()),
             outgoing_ring: ring(),
             incoming_ring: ring(),
-            rooms_ring: ring(),
+            landings_ring: ring(),
             fabric,
         })
     }

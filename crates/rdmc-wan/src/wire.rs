@@ -22,7 +22,7 @@ pub(crate) const FRAME_LEN_MAX: usize = 256 << 10;
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
-    /// A slab is filled: the other end may read it.
+    /// A slab is filled.
     Slab(SlabFrame),
     /// All slabs before this number are taken.
     Taken { slabs: u64 },
@@ -50,7 +50,7 @@ pub(crate) enum Frame {
     /// Refuses an `Open`.
     Refused(RefusedReason),
     /// Memory for a slab, which the other end may write.
-    Room { place: [u8; 24] },
+    Landing { place: [u8; 24] },
 }
 
 /// What the end that opens a connection says first.
@@ -95,7 +95,7 @@ pub(crate) struct Progress {
     pub(crate) messages: u64,
 }
 
-/// What both ends must agree on. Each end states its own; the lesser value applies.
+/// What each end states of itself. Of lengths and times, the lesser value applies to both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
     /// Longest slab in bytes.
@@ -106,8 +106,8 @@ pub(crate) struct Terms {
     pub(crate) rate: Option<u64>,
     /// Whether the ends are distant, as the one that opens the session has seen.
     pub(crate) is_distant: bool,
-    /// Whether the other end writes slabs into rooms of this one.
-    pub(crate) has_rooms: bool,
+    /// Whether the other end writes slabs into landings of this one.
+    pub(crate) has_landings: bool,
 }
 
 /// A filled slab.
@@ -129,7 +129,7 @@ pub(crate) enum Place {
     Exposed([u8; 24]),
     /// Here: a short slab saves a round trip.
     Inline(Vec<u8>),
-    /// They are written into the next room, in so many pieces.
+    /// They are written into the next landing, in so many pieces.
     Written { pieces: u32 },
 }
 
@@ -219,12 +219,12 @@ mod tests {
 
     fn terms() -> impl Strategy<Value = Terms> {
         any::<(u32, u32, Option<u64>, bool, bool)>().prop_map(
-            |(slab_len, detection_ms, rate, is_distant, has_rooms)| Terms {
+            |(slab_len, detection_ms, rate, is_distant, has_landings)| Terms {
                 slab_len,
                 detection_ms,
                 rate,
                 is_distant,
-                has_rooms,
+                has_landings,
             },
         )
     }
@@ -267,7 +267,7 @@ mod tests {
             any::<u64>().prop_map(|at| Frame::Pong { at }),
             ".{0,20}".prop_map(|reason| Frame::Abort { reason }),
             Just(Frame::Goodbye),
-            any::<[u8; 24]>().prop_map(|place| Frame::Room { place }),
+            any::<[u8; 24]>().prop_map(|place| Frame::Landing { place }),
         ]
     }
 

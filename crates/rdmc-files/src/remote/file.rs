@@ -44,7 +44,7 @@ pub(super) mod wire;
 /// - **Dropping** a file that is not flushed may lose what was written last; the server then reports a failure.
 ///
 /// Nothing locks the file. What others write may be seen or not, since up to a ring of bytes was read ahead. Memory is
-/// bounded by the ring of each direction at each end. The server counts an open file among its 64 transfers.
+/// bounded by the rings of each end. The server counts an open file among its 64 transfers.
 ///
 /// # Cancel safety
 /// If a future of a read, flush or shutdown is dropped, the next call goes on with it. A write whose future is dropped
@@ -60,7 +60,8 @@ pub(super) mod wire;
 /// | `PermissionDenied` | also: the server is not writable, or the path leads out of its directory |
 /// | the same, and the file is still open | it was not opened for reading, or for writing |
 /// | `ConnectionRefused` | nothing listens there, or the server refuses the session |
-/// | `ConnectionReset` | the connection was lost and could not be resumed |
+/// | `ConnectionReset` | the connection was lost and could not be resumed, or no data connection could be made |
+/// | `TimedOut`, `UnexpectedEof` | nothing that speaks the protocol answers there |
 /// | `ConnectionAborted` | the server ended the session |
 /// | `InvalidInput` | the options or a position make no sense |
 /// | `InvalidData` | the server broke the protocol |

@@ -116,11 +116,13 @@ impl From<FabricError> for SessionError {
 impl From<SessionError> for io::Error {
     fn from(error: SessionError) -> Self {
         let kind = match &error {
-            SessionError::Lost { .. } | SessionError::NotResumed { .. } => io::ErrorKind::ConnectionReset,
+            SessionError::Lost { .. } | SessionError::NotResumed { .. } | SessionError::Channel { .. } => {
+                io::ErrorKind::ConnectionReset
+            }
             SessionError::Stopped | SessionError::Closed => io::ErrorKind::BrokenPipe,
             SessionError::Aborted { .. } => io::ErrorKind::ConnectionAborted,
             SessionError::Protocol { .. } | SessionError::Corrupt { .. } => io::ErrorKind::InvalidData,
-            SessionError::Fabric { .. } | SessionError::Channel { .. } => io::ErrorKind::Other,
+            SessionError::Fabric { .. } => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }

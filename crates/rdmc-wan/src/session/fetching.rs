@@ -1,5 +1,5 @@
 //! Slabs that come to this end: it reads them from the memory of the other end, or the other end writes them to
-//! [rooms](super::rooms).
+//! [landings](super::landings).
 
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
@@ -8,52 +8,57 @@ use twox_hash::xxhash3_128;
 
 use super::Shared;
 use super::error::SessionError;
+use super::landings::Landings;
 use super::link::Failure;
 use super::requests::Requests;
-use super::rooms::Rooms;
 use super::state::Slab;
 use crate::channel::{Channel, UnderWay};
+use crate::sync::lock;
 use crate::wire::{Place, SlabFrame};
 
 impl Shared {
     /// Fetches announced slabs in their order, several at once.
-    pub(super) async fn fetch_slabs(&self, channel: &Channel, rooms: &Rooms) -> Result<Failure, Failure> {
+    pub(super) async fn fetch_slabs(&self, channel: &Channel, landings: &Landings) -> Result<Failure, Failure> {
         let requests = &Requests::new(self, channel, self.terms.rate, &self.incoming_ring);
         let mut under_way = FuturesOrdered::new();
-        let mut posting = Box::pin(self.post_next(requests, rooms));
+        let mut posting = Box::pin(self.post_next(requests, landings));
         loop {
             tokio::select! {
                 biased;
                 Some(fetched) = under_way.next() => self.deliver(fetched?),
                 posted = &mut posting => {
-                    let (frame, coming) = posted?;
-                    under_way.push_back(self.receive(requests, rooms, frame, coming));
+                    let (frame, source) = posted?;
+                    under_way.push_back(self.receive(requests, landings, frame, source));
                     drop(posting);
-                    posting = Box::pin(self.post_next(requests, rooms));
+                    posting = Box::pin(self.post_next(requests, landings));
                 }
             }
         }
     }
 
     /// Waits for the next slab to be announced and for memory; posts the reads of its pieces.
-    async fn post_next(&self, requests: &Requests<'_>, rooms: &Rooms) -> Result<(SlabFrame, Coming), Failure> {
+    async fn post_next(
+        &self,
+        requests: &Requests<'_>,
+        landings: &Landings,
+    ) -> Result<(SlabFrame, SlabSource), Failure> {
         let frame = self.until(|state| state.incoming.next_announced()).await;
         let mut memory = self.memory_of(&frame).await?;
-        let coming = match &frame.place {
+        let source = match &frame.place {
             Place::Exposed(place) => {
-                Coming::Read(self.read(requests, memory, RemoteMemory::decode(*place), Attempt::First).await)
+                SlabSource::Read(self.read(requests, memory, RemoteMemory::decode(*place), Attempt::First).await)
             }
             Place::Inline(bytes) => {
                 // It keeps its place in the ring, too.
                 memory.copy_from_slice(bytes);
-                Coming::Here(memory.freeze())
+                SlabSource::Here(memory.freeze())
             }
             Place::Written { pieces } => {
-                let room = rooms.next_used();
-                Coming::Written { room, pieces: *pieces, into: memory }
+                let landing = landings.next_used();
+                SlabSource::Written { landing, pieces: *pieces, into: memory }
             }
         };
-        Ok((frame, coming))
+        Ok((frame, source))
     }
 
     /// Waits for memory for a slab.
@@ -90,35 +95,36 @@ impl Shared {
     async fn receive(
         &self,
         requests: &Requests<'_>,
-        rooms: &Rooms,
+        landings: &Landings,
         mut frame: SlabFrame,
-        mut coming: Coming,
+        mut source: SlabSource,
     ) -> Result<Slab, Failure> {
-        for attempts in 1.. {
-            let (bytes, check) = match coming {
-                Coming::Here(bytes) => {
+        loop {
+            let (bytes, check) = match source {
+                SlabSource::Here(bytes) => {
                     let check = xxhash3_128::Hasher::oneshot(&bytes);
                     (bytes, check)
                 }
-                Coming::Read(pieces) => receive_pieces(requests, pieces).await?,
-                Coming::Written { room, pieces, into } => rooms.take(self, room, pieces, into).await?,
+                SlabSource::Read(pieces) => receive_pieces(requests, pieces).await?,
+                SlabSource::Written { landing, pieces, into } => landings.take(self, landing, pieces, into).await?,
             };
             if check == frame.check {
                 return Ok(Slab { bytes, note: std::mem::take(&mut frame.note) });
             }
-            tracing::warn!(session = %self.id, slab = frame.number, attempts, "a slab arrived with other bytes");
+            let number = frame.number;
+            let attempts = lock(&self.state).incoming.note_corrupt(number);
+            tracing::warn!(session = %self.id, slab = number, attempts, "a slab arrived with other bytes");
             if attempts >= ATTEMPTS_MAX {
-                return Err(Failure::Session(SessionError::Corrupt { number: frame.number, attempts }));
+                return Err(Failure::Session(SessionError::Corrupt { number, attempts }));
             }
             let Place::Exposed(place) = frame.place else {
                 // Over the next connection it comes again.
-                return Err(Failure::Lost(format!("slab {} arrived with other bytes", frame.number)));
+                return Err(Failure::Lost(format!("slab {number} arrived with other bytes")));
             };
             drop(bytes);
             let memory = self.memory_of(&frame).await?;
-            coming = Coming::Read(self.read(requests, memory, RemoteMemory::decode(place), Attempt::Again).await);
+            source = SlabSource::Read(self.read(requests, memory, RemoteMemory::decode(place), Attempt::Again).await);
         }
-        unreachable!("the loop has no end")
     }
 
     fn deliver(&self, slab: Slab) {
@@ -128,7 +134,7 @@ impl Shared {
             state.incoming.take(slab);
         });
         // A short slab takes the place of a long one.
-        for ring in [&self.incoming_ring, &self.rooms_ring] {
+        for ring in [&self.incoming_ring, &self.landings_ring] {
             ring.note_passed(ring.slab_len() as u64, now, self.round_trip());
         }
     }
@@ -160,13 +166,13 @@ enum Attempt {
 }
 
 /// Where the bytes of an announced slab come from.
-enum Coming {
+enum SlabSource {
     /// They came with the announcement.
     Here(Buffer),
     /// Reads of its pieces.
     Read(Vec<UnderWay<BufferMut>>),
-    /// The other end writes so many pieces into a room.
-    Written { room: u32, pieces: u32, into: BufferMut },
+    /// The other end writes so many pieces into a landing.
+    Written { landing: u32, pieces: u32, into: BufferMut },
 }
 
 /// Lets the other tasks of the thread run.

@@ -11,8 +11,8 @@ use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 
 use super::Shared;
 use super::error::SessionError;
+use super::landings::Landings;
 use super::opening::{HANDSHAKE_LIMIT, error_chain};
-use super::rooms::Rooms;
 use super::state::{State, Violation};
 use crate::channel::Channel;
 use crate::sync::lock;
@@ -80,20 +80,15 @@ impl Shared {
         let (mut from, mut to) = tokio::io::split(stream);
         let heard = LastHeard::new(self.environment.now());
         let mut check = FrameCheck::default();
-        let rooms = Rooms::default();
         let failure = tokio::select! {
             biased;
             failure = self.read_frames(&mut from, &heard) => failure,
             failure = self.write_frames(&mut to, &mut check, &heard) => failure,
-            failure = self.connect(connecting) => failure,
-            failure = self.fetch_slabs(&channel, &rooms) => failure,
-            failure = self.keep_rooms(&channel, &rooms) => failure,
-            failure = self.write_slabs(&channel) => failure,
+            failure = self.move_slabs(&channel, connecting) => failure,
             failure = self.watch(&heard) => failure,
             () = self.lingers() => Ok(Failure::Over),
             () = completions.drain() => unreachable!("a queue is drained for ever"),
         };
-        channel.close();
         if let Err(Failure::Session(error)) = &failure {
             let mut bytes = Vec::new();
             wire::encode(&Frame::Abort { reason: error.to_string() }, &mut check, &mut bytes);
@@ -103,6 +98,8 @@ impl Shared {
             };
             let _ = self.environment.timeout(SHUT_LIMIT, telling).await;
         }
+        // Not before: the other end would see that first.
+        channel.close();
         // If that fails, the other end finds out by itself.
         let _ = self.environment.timeout(SHUT_LIMIT, to.shutdown()).await;
         let failure = failure.unwrap_or_else(|failure| failure);
@@ -119,6 +116,28 @@ impl Shared {
         }
     }
 
+    /// Connects the data channel, and moves slabs in both directions.
+    async fn move_slabs(
+        &self,
+        channel: &Channel,
+        connecting: impl Future<Output = Result<(), ConnectError>>,
+    ) -> Result<Failure, Failure> {
+        let landings = Landings::default();
+        let failure = tokio::select! {
+            biased;
+            failure = self.connect(connecting) => failure,
+            failure = self.fetch_slabs(channel, &landings) => failure,
+            failure = self.keep_landings(channel, &landings) => failure,
+            failure = self.write_slabs(channel) => failure,
+        };
+        // If the other end has ended the session, the control connection says so and why.
+        self.environment.sleep(LAST_WORD).await;
+        if lock(&self.state).is_complete() {
+            return future::pending().await;
+        }
+        failure
+    }
+
     /// Connects the data channel. If the first one fails, so does the session.
     async fn connect(&self, connecting: impl Future<Output = Result<(), ConnectError>>) -> Result<Failure, Failure> {
         let reason = match self.environment.timeout(HANDSHAKE_LIMIT, connecting).await {
@@ -126,12 +145,8 @@ impl Shared {
             Ok(Err(error)) => error_chain(&error),
             Err(elapsed) => elapsed.to_string(),
         };
-        // The other end may have ended the session, and the control connection says why.
-        self.environment.sleep(SHUT_LIMIT).await;
         let error = SessionError::Channel { reason };
-        let (is_complete, resumed) = self.change(|state| (state.is_complete(), state.resumed));
-        match resumed {
-            _ if is_complete => future::pending().await,
+        match lock(&self.state).resumed {
             0 => Err(Failure::Session(error)),
             _ => Ok(Failure::Lost(error.to_string())),
         }
@@ -160,7 +175,9 @@ impl Shared {
                 Frame::Slab(slab) if !self.may_be_at(&slab.place) => {
                     return Err(Violation("a slab in another place than was agreed").into());
                 }
-                Frame::Room { .. } if !self.terms.writes => return Err(Violation("a room that nobody wants").into()),
+                Frame::Landing { .. } if !self.terms.writes => {
+                    return Err(Violation("a landing, although this end writes no slabs").into());
+                }
                 Frame::Taken { slabs } => {
                     let bytes = self.change(|state| {
                         let before = state.outgoing.taken();
@@ -178,8 +195,8 @@ impl Shared {
     fn may_be_at(&self, place: &Place) -> bool {
         match place {
             Place::Inline(_) => true,
-            Place::Exposed(_) => !self.terms.ours.has_rooms,
-            Place::Written { .. } => self.terms.ours.has_rooms,
+            Place::Exposed(_) => !self.terms.ours.has_landings,
+            Place::Written { .. } => self.terms.ours.has_landings,
         }
     }
 
@@ -276,5 +293,7 @@ impl LastHeard {
     }
 }
 
+/// How long the end of the data channel waits for the reason, which the control connection brings.
+const LAST_WORD: Duration = Duration::from_secs(1);
 /// How long the end of a connection may take to be written.
 const SHUT_LIMIT: Duration = Duration::from_secs(2);

@@ -282,7 +282,7 @@ impl Entrance {
         let Some(streams) = streams.filter(|streams| (1..=SessionConfig::STREAMS_MAX).contains(streams)) else {
             return Err(handshake(from, io::Error::other("it offers no, or too many, streams")));
         };
-        let (channel, completions) = Channel::new(&**fabric, streams, ours.has_rooms)?;
+        let (channel, completions) = Channel::new(&**fabric, streams, ours.has_landings)?;
         channel.pace(open.terms.rate);
         let opened = Opened {
             progress,

@@ -126,7 +126,7 @@ impl Opener {
         }
         let mut channels = Vec::new();
         for fabric in fabrics {
-            channels.push(Channel::new(&**fabric, self.streams(fabric), ours.has_rooms)?);
+            channels.push(Channel::new(&**fabric, self.streams(fabric), ours.has_landings)?);
         }
         let opened = self.greet(&mut stream, fabrics, &channels, shared, ours).await?;
         let chosen = usize::from(opened.chosen);

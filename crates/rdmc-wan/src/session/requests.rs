@@ -15,18 +15,23 @@ pub(super) struct Requests<'a> {
     pub(super) channel: &'a Channel,
     pacer: Mutex<Pacer>,
     flight: Flight,
+    piece_len: usize,
 }
 
 impl<'a> Requests<'a> {
     /// Paces them by `rate`. The slabs are those of `ring`.
     pub(super) fn new(session: &'a Shared, channel: &'a Channel, rate: Option<Rate>, ring: &SlabRing) -> Self {
         let least = (SLABS_MIN as u64 * ring.slab_len() as u64).max(FLIGHT_MIN);
-        Self { session, channel, pacer: Mutex::new(Pacer::new(rate)), flight: Flight::new(least) }
+        let pacer = Pacer::new(rate);
+        let piece_len = usize::try_from(pacer.bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN);
+        // All pieces of a slab are posted before one is awaited.
+        let piece_len = piece_len.max(ring.slab_len().div_ceil(PIECES_MAX));
+        Self { session, channel, pacer: Mutex::new(pacer), flight: Flight::new(least), piece_len }
     }
 
     /// Returns the most bytes of a request.
     pub(super) fn piece_len(&self) -> usize {
-        usize::try_from(lock(&self.pacer).bytes_max()).unwrap_or(usize::MAX).min(PIECE_LEN)
+        self.piece_len
     }
 
     /// Waits until `bytes` may be under way and their time has come, and counts them.
@@ -57,5 +62,7 @@ impl<'a> Requests<'a> {
 
 /// Bytes that may be under way on any path.
 const FLIGHT_MIN: u64 = 4 << 20;
-/// Most bytes of a request.
+/// Most bytes of a request, unless a slab would have too many.
 const PIECE_LEN: usize = 256 << 10;
+/// Most requests for a slab: no more than a queue pair has at once.
+pub(super) const PIECES_MAX: usize = 256;

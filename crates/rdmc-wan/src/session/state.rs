@@ -1,6 +1,6 @@
 //! How far a session has come: what outlives its connections.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use rdmc_fabric::{Buffer, ExposedRegion, RemoteMemory};
@@ -45,10 +45,12 @@ pub(crate) struct Outgoing {
     stopped: bool,
     /// Slabs that it has not taken then.
     lost: u64,
-    /// Rooms of the other end that no slab has.
-    rooms: VecDeque<[u8; 24]>,
+    /// Landings of the other end that no slab has.
+    landings: VecDeque<[u8; 24]>,
     /// The number of the first of these.
-    rooms_used: u32,
+    landings_used: u32,
+    /// All slabs before this number have landings, or need none.
+    landed: u64,
 }
 
 /// A slab that the other end has not taken yet.
@@ -76,11 +78,13 @@ pub(crate) struct Incoming {
     ready: VecDeque<Slab>,
     /// The number of slabs in all, when the other end has said it.
     finish: Option<u64>,
+    /// Slabs that have arrived with other bytes than were announced, and how often; none of them is taken.
+    corrupt: HashMap<u64, u32>,
     /// The application wants no more.
     stopped: bool,
     stop_told: bool,
-    /// Rooms that the other end is still to be told of.
-    rooms: Vec<[u8; 24]>,
+    /// Landings that the other end does not know of yet.
+    landings: Vec<[u8; 24]>,
 }
 
 /// The memory of a slab that the other end has not taken yet.
@@ -88,18 +92,18 @@ pub(crate) struct Incoming {
 pub(crate) enum SlabMemory {
     /// The other end may read it.
     Exposed(ExposedRegion),
-    /// It is written into a room of the other end, in so many pieces. `None` before that has begun.
+    /// It is written into a landing of the other end, in so many pieces. `None` before that has begun.
     Written { bytes: Buffer, pieces: Option<u32> },
     /// It is so short that it travels with its announcement. Its place in the ring is free already.
     Short(Vec<u8>),
 }
 
-/// A slab that is to be written into a room.
+/// A slab that is to be written into a landing.
 pub(crate) struct Writing {
     pub(crate) bytes: Buffer,
     pub(crate) place: RemoteMemory,
-    /// The number of the room.
-    pub(crate) room: u32,
+    /// The number of the landing.
+    pub(crate) landing: u32,
 }
 
 /// Bytes that have arrived together.
@@ -142,10 +146,10 @@ impl State {
         self.outgoing.note_taken(theirs.slabs)?;
         let out = &mut self.outgoing;
         (out.announced, out.finish_told) = (out.taken, false);
-        out.forget_rooms();
+        out.forget_landings();
         let incoming = &mut self.incoming;
         incoming.announced.clear();
-        incoming.rooms.clear();
+        incoming.landings.clear();
         incoming.note_bytes = 0;
         (incoming.next, incoming.taken_told, incoming.stop_told) = (incoming.taken, incoming.taken, false);
         let messages = &mut self.messages;
@@ -184,7 +188,7 @@ impl State {
             Frame::Goodbye => Err(Violation("it ends the session before all was received")),
             Frame::Open(_) | Frame::Opened(_) | Frame::Refused(_) => Err(Violation("a second handshake")),
             Frame::Ping { .. } | Frame::Pong { .. } => Ok(()),
-            Frame::Room { place } => self.outgoing.add_room(place),
+            Frame::Landing { place } => self.outgoing.add_landing(place),
         }
     }
 
@@ -300,32 +304,35 @@ impl Outgoing {
         self.taken
     }
 
-    fn add_room(&mut self, place: [u8; 24]) -> Result<(), Violation> {
-        if self.rooms.len() >= ANNOUNCED_MAX {
-            return Err(Violation("more rooms than are allowed"));
+    fn add_landing(&mut self, place: [u8; 24]) -> Result<(), Violation> {
+        if self.landings.len() >= ANNOUNCED_MAX {
+            return Err(Violation("more landings than are allowed"));
         }
-        self.rooms.push_back(place);
+        self.landings.push_back(place);
         Ok(())
     }
 
-    /// Takes a room for the next slab that is to be written to one, in pieces of `piece_len` bytes.
+    /// Takes a landing for the next slab that is to be written to one, in pieces of `piece_len` bytes.
     pub(crate) fn next_to_write(&mut self, piece_len: usize) -> Option<Writing> {
-        let waiting = self.slabs.iter_mut().find_map(|slab| match &mut slab.memory {
-            SlabMemory::Written { bytes, pieces: pieces @ None } => Some((bytes, pieces)),
-            _ => None,
-        });
-        let (bytes, pieces) = waiting?;
-        let place = RemoteMemory::decode(self.rooms.pop_front()?);
+        self.landed = self.landed.max(self.taken);
+        let (bytes, pieces) = loop {
+            let next = usize::try_from(self.landed - self.taken).expect("it counts slabs in memory");
+            match &mut self.slabs.get_mut(next)?.memory {
+                SlabMemory::Written { bytes, pieces: pieces @ None } => break (bytes, pieces),
+                _ => self.landed += 1,
+            }
+        };
+        let place = RemoteMemory::decode(self.landings.pop_front()?);
         *pieces = Some(u32::try_from(bytes.len().div_ceil(piece_len)).expect("a slab has at most 1 GiB"));
         // Its counterpart counts alike.
-        let room = self.rooms_used;
-        self.rooms_used = room.wrapping_add(1);
-        Some(Writing { bytes: bytes.clone(), place, room })
+        let landing = self.landings_used;
+        self.landings_used = landing.wrapping_add(1);
+        Some(Writing { bytes: bytes.clone(), place, landing })
     }
 
-    fn forget_rooms(&mut self) {
-        self.rooms.clear();
-        self.rooms_used = 0;
+    fn forget_landings(&mut self) {
+        self.landings.clear();
+        (self.landings_used, self.landed) = (0, self.taken);
         for slab in &mut self.slabs {
             if let SlabMemory::Written { pieces, .. } = &mut slab.memory {
                 *pieces = None;
@@ -395,13 +402,21 @@ impl Incoming {
         Some(slab)
     }
 
-    /// Has the other end told of a room.
-    pub(crate) fn tell_room(&mut self, place: [u8; 24]) {
-        self.rooms.push(place);
+    /// Announces a landing to the other end.
+    pub(crate) fn announce_landing(&mut self, place: [u8; 24]) {
+        self.landings.push(place);
+    }
+
+    /// Notes that a slab has arrived with other bytes; returns how often it has.
+    pub(crate) fn note_corrupt(&mut self, number: u64) -> u32 {
+        let attempts = self.corrupt.entry(number).or_default();
+        *attempts += 1;
+        *attempts
     }
 
     /// Adds a slab that was fetched, in order.
     pub(crate) fn take(&mut self, slab: Slab) {
+        self.corrupt.remove(&self.taken);
         self.taken += 1;
         if !self.stopped {
             self.ready.push_back(slab);
@@ -467,7 +482,7 @@ impl Incoming {
     }
 
     fn take_frames(&mut self, frames: &mut Vec<Frame>) {
-        frames.extend(self.rooms.drain(..).map(|place| Frame::Room { place }));
+        frames.extend(self.landings.drain(..).map(|place| Frame::Landing { place }));
         if self.stopped {
             if !self.stop_told {
                 self.stop_told = true;

@@ -1,4 +1,4 @@
-//! Slabs that this end writes into rooms of the other.
+//! Slabs that this end writes to landings of the other.
 
 use std::future;
 
@@ -13,7 +13,7 @@ use super::state::Writing;
 use crate::channel::{Channel, UnderWay};
 
 impl Shared {
-    /// Writes slabs into rooms, as both become available. Does nothing if the other end reads.
+    /// Writes slabs into landings, as both become available. Does nothing if the other end reads.
     pub(super) async fn write_slabs(&self, channel: &Channel) -> Result<Failure, Failure> {
         if !self.terms.writes {
             return future::pending().await;
@@ -34,25 +34,25 @@ impl Shared {
         }
     }
 
-    /// Waits for a slab and a room, and posts the writes of its pieces; returns them with their lengths.
+    /// Waits for a slab and a landing, and posts the writes of its pieces; returns them with their lengths.
     async fn write_next(&self, requests: &Requests<'_>) -> Vec<(UnderWay<()>, u64)> {
         let piece_len = requests.piece_len();
-        // The slab is announced at once: its bytes will be there sooner than the announcement, or soon after it.
         let writing = self.until(|state| state.outgoing.next_to_write(piece_len)).await;
+        // The slab is to be announced now.
         self.changed.send_replace(());
-        let Writing { bytes, place, room } = writing;
+        let Writing { bytes, place, landing } = writing;
         let mut pieces = Vec::new();
         for offset in (0..bytes.len()).step_by(piece_len) {
             let piece = bytes.slice(offset..bytes.len().min(offset + piece_len));
             let len = piece.len() as u64;
             requests.admit(len).await;
-            pieces.push((requests.channel.write(piece, place.slice(offset as u64, len), room).await, len));
+            pieces.push((requests.channel.write(piece, place.slice(offset as u64, len), landing).await, len));
         }
         pieces
     }
 }
 
-/// Waits until the pieces of a slab are in their room.
+/// Waits until the pieces of a slab are in their landing.
 async fn finish(requests: &Requests<'_>, pieces: Vec<(UnderWay<()>, u64)>) -> Result<(), WorkError> {
     for (piece, len) in pieces {
         piece.done().await?;
