@@ -177,6 +177,24 @@ async fn an_entrance_resets_connections_when_its_exit_is_gone_and_goes_on_with_t
 }
 
 #[tokio::test]
+async fn a_gateway_that_is_killed_resets_its_connections() {
+    for killed in 0..2 {
+        let targets = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = targets.local_addr().unwrap().to_string();
+        let far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", "127.0.0.1"]);
+        let near = Gateway::start(&["--listen", "127.0.0.1:0", "--peer", &far.address, "--to", &target]);
+        let mut program = TcpStream::connect(&near.address).await.unwrap();
+        let (mut reached, _) = watched(targets.accept()).await.unwrap();
+        let mut gateways = [Some(near), Some(far)];
+        gateways[killed] = None;
+        let neighbour = if killed == 0 { &mut program } else { &mut reached };
+        // Not the end of all bytes.
+        let error = watched(neighbour.read(&mut [0; 1])).await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+}
+
+#[tokio::test]
 async fn programs_reach_a_target_through_a_chain_whose_gateways_end_in_good_order() {
     let targets = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = targets.local_addr().unwrap().port();

@@ -45,7 +45,7 @@ pub struct RefusedClient {
 impl Client {
     /// Makes one that leads to `target`. The program needs to say nothing.
     pub fn new(socket: TcpStream, target: Target) -> Self {
-        Self { socket: Socket::Tcp(socket), target, caller: Caller::Silent, passed: 0 }
+        Self { socket: Socket::of(socket), target, caller: Caller::Silent, passed: 0 }
     }
 
     /// Makes one that leads where the program asks for, by SOCKS5.
@@ -58,11 +58,10 @@ impl Client {
     pub async fn socks(mut socket: TcpStream) -> Result<Self, SocksError> {
         // The parts of the handshake are short, and each waits for the other.
         socket.set_nodelay(true)?;
-        let negotiated = socks::negotiate(&mut socket).await;
-        let socket = Socket::Tcp(socket);
-        match negotiated {
-            Ok(target) => Ok(Self { socket, target, caller: Caller::Socks, passed: 0 }),
+        match socks::negotiate(&mut socket).await {
+            Ok(target) => Ok(Self { socket: Socket::of(socket), target, caller: Caller::Socks, passed: 0 }),
             Err(error) => {
+                let socket = Socket::Tcp(socket);
                 if socket.shut().is_ok() {
                     linger(&socket).await;
                 }
@@ -169,6 +168,7 @@ impl Caller {
             Self::Socks => {
                 answer_socks(socket, answer).await?;
                 if answer.is_err() {
+                    socket.settle();
                     linger(socket).await;
                 }
             }

@@ -61,7 +61,7 @@ impl Route {
                 let environment = TokioEnvironment::new();
                 let environment: &dyn Environment = &environment;
                 let connected = environment.timeout(within, allow.connect(target)).await;
-                connected.unwrap_or(Err(RefusedReason::TimedOut)).map(Socket::Tcp)
+                connected.unwrap_or(Err(RefusedReason::TimedOut)).map(Socket::of)
             }
             Self::Next { .. } if passed >= PASSED_MAX => Err(RefusedReason::Loop),
             Self::Next { allow: Some(allow), .. } if !allow.allows(target) => Err(RefusedReason::NotAllowed),

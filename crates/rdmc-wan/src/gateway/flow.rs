@@ -369,10 +369,10 @@ impl Drop for Flow {
     fn drop(&mut self) {
         let state = lock(&self.state);
         self.memory.give_back(state.window.len - CREDIT_FIRST);
-        if let Some(socket) = self.socket.get()
-            && state.over != Some(Over::Complete)
-        {
-            socket.reset();
+        let Some(socket) = self.socket.get() else { return };
+        match state.over {
+            Some(Over::Complete) => socket.settle(),
+            _ => socket.reset(),
         }
     }
 }

@@ -17,6 +17,16 @@ pub(super) enum Socket {
 }
 
 impl Socket {
+    /// Makes that of a TCP connection. It is reset when it is dropped, unless it is [settled](Self::settle) before.
+    ///
+    /// This holds if the process is killed, too: otherwise the system would end the connection in good order, and its
+    /// other end would take a part of the bytes for all.
+    pub(super) fn of(stream: TcpStream) -> Self {
+        // If that fails, the connection is gone already.
+        drop(stream.set_zero_linger());
+        Self::Tcp(stream)
+    }
+
     /// Prepares it for a flow.
     ///
     /// # Errors
@@ -77,6 +87,14 @@ impl Socket {
             Self::Pipe(end) => end.reset_seen().await,
         }
         io::ErrorKind::ConnectionReset.into()
+    }
+
+    /// Lets it end in good order when it is dropped.
+    pub(super) fn settle(&self) {
+        if let Self::Tcp(stream) = self {
+            // If that fails, the connection is gone already.
+            drop(SockRef::from(stream).set_linger(None));
+        }
     }
 
     /// Resets it: a TCP connection when it is dropped, a pipe at once.
