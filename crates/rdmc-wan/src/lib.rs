@@ -15,6 +15,10 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+#[cfg(any(test, feature = "conformance"))]
+#[doc(hidden)]
+#[macro_use]
+pub mod conformance;
 mod flight;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

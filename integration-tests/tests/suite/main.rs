@@ -37,6 +37,7 @@ mod rooms;
 #[cfg(target_os = "linux")]
 mod rounds;
 mod security;
+mod sessions;
 #[cfg(target_os = "linux")]
 mod sharing;
 mod sim;

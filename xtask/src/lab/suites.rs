@@ -122,6 +122,20 @@ pub(crate) const SUITES: &[Suite] = &[
         ],
         ..RXE
     },
+    // Sessions in one process, between two devices.
+    Suite {
+        name: "sessions",
+        builds: &[WORKSPACE],
+        command: &[
+            "env",
+            "RDMC_TEST_REQUIRE=rdma",
+            "{test:integration-tests/suite}",
+            "--test-threads",
+            "1",
+            "sessions::verbs::",
+        ],
+        ..RXE
+    },
     // The fabric's own tests, that of its layouts against the headers of libibverbs included.
     Suite { name: "verbs-lib", builds: &[WORKSPACE], command: &["{lib:rdmc_verbs}", "--test-threads", "1"], ..RXE },
     // What iWARP can do for us: be refused with the reason.

@@ -11,6 +11,7 @@ mod leaving;
 mod long_paths;
 mod proof;
 mod receipts;
+mod sessions;
 mod slow;
 mod snapshot;
 mod stable;

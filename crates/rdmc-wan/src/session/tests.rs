@@ -1,157 +1,42 @@
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use rdmc_fabric::{Expose, MemNetwork, TcpFabric};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::state::{OutgoingSlab, SlabMemory};
 use super::*;
-use crate::{SlabReader, SlabWriter};
+use crate::conformance::{Ends, Harness, Rig, config, exchange, receive, send};
 
-/// A listener, and the fabric of the end that opens sessions.
-struct Rig {
-    listener: SessionListener,
-    opening: Arc<dyn Fabric>,
-    config: SessionConfig,
-}
+struct Mem;
 
-/// Small, so that tests pass through all of a ring many times.
-fn config() -> SessionConfig {
-    SessionConfig {
-        slab_len: 32 << 10,
-        ring_len_max: 512 << 10,
-        detection: Duration::from_secs(2),
-        resume_within: Duration::from_secs(5),
-        ..SessionConfig::default()
-    }
-}
-
-impl Rig {
-    /// Slabs come to both ends in the same way.
-    async fn new(network: [Arc<dyn Fabric>; 2], address: &str, receive_by: SlabVerb) -> Self {
-        let [accepting, opening] = network;
-        let config = SessionConfig { receive_by: Some(receive_by), ..config() };
-        let listener = SessionListener::bind(vec_of(accepting), address, config.clone()).await.unwrap();
-        Self { listener, opening, config }
-    }
-
-    async fn tcp_by(receive_by: SlabVerb) -> Self {
-        Self::new([TcpFabric::new(), TcpFabric::new()], "127.0.0.1:0", receive_by).await
-    }
-
-    async fn mem_by(receive_by: SlabVerb) -> Self {
+impl Rig for Mem {
+    fn ends(&self) -> Ends {
         let network = MemNetwork::new();
-        Self::new([network.fabric(), network.fabric()], "listener", receive_by).await
-    }
-
-    async fn tcp() -> Self {
-        Self::tcp_by(SlabVerb::Read).await
-    }
-
-    async fn mem() -> Self {
-        Self::mem_by(SlabVerb::Read).await
-    }
-
-    /// Opens a session to the listener, by way of another address if there is one.
-    async fn sessions(&self, by: Option<&str>) -> (Session, Session) {
-        let address = by.unwrap_or(self.listener.local_address());
-        let opening = connect(vec_of(self.opening.clone()), address, self.config.clone(), b"from the opener".to_vec());
-        let accepting = async {
-            let request = self.listener.accept().await;
-            assert_eq!(request.metadata(), b"from the opener");
-            request.accept(b"from the listener".to_vec()).await
-        };
-        let (opened, accepted) = tokio::join!(opening, accepting);
-        let (opened, accepted) = (opened.unwrap(), accepted.unwrap());
-        assert_eq!(opened.handle.metadata(), b"from the listener");
-        (opened, accepted)
+        Ends { accepting: network.fabric(), opening: network.fabric(), address: "listener".to_owned() }
     }
 }
 
-fn vec_of(fabric: Arc<dyn Fabric>) -> rdmc::Fabrics {
-    rdmc::Fabrics::new(vec![fabric]).unwrap()
+session_suite!(mem, Mem);
+
+async fn mem() -> Harness {
+    mem_by(SlabVerb::Read).await
 }
 
-/// The byte at a place of a stream, so that any confusion of places shows.
-fn byte_at(at: u64) -> u8 {
-    (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
+async fn mem_by(receive_by: SlabVerb) -> Harness {
+    Harness::new(Mem.ends(), receive_by).await
 }
 
-async fn send(sender: SlabSender, len: u64) {
-    let mut writer = SlabWriter::new(sender);
-    let mut at = 0;
-    while at < len {
-        // Odd lengths, so that writes cross the bounds of slabs.
-        let now = (len - at).min(7919);
-        let bytes: Vec<u8> = (at..at + now).map(byte_at).collect();
-        writer.write_all(&bytes).await.unwrap();
-        at += now;
-        if at % 5 == 0 {
-            writer.flush().await.unwrap();
-        }
-    }
-    writer.shutdown().await.unwrap();
+async fn tcp() -> Harness {
+    tcp_by(SlabVerb::Read).await
 }
 
-async fn receive(receiver: SlabReceiver, len: u64) {
-    let mut reader = SlabReader::new(receiver);
-    let mut bytes = vec![0; 10_007];
-    let mut at = 0;
-    loop {
-        let got = reader.read(&mut bytes).await.unwrap() as u64;
-        if got == 0 {
-            break;
-        }
-        for (byte, place) in bytes.iter().zip(at..at + got) {
-            assert_eq!(*byte, byte_at(place), "at {place}");
-        }
-        at += got;
-    }
-    assert_eq!(at, len);
-}
-
-/// Bytes go both ways at once, and both ends see the session end.
-async fn exchange(a: Session, b: Session, len: u64) {
-    let (ended_a, ended_b) = (a.handle.clone(), b.handle.clone());
-    tokio::join!(send(a.sender, len), receive(a.receiver, len), send(b.sender, len), receive(b.receiver, len));
-    ended_a.ended().await.unwrap();
-    ended_b.ended().await.unwrap();
-    assert_eq!(ended_a.stats().sent_bytes, len);
-    assert_eq!(ended_b.stats().received_bytes, len);
-}
-
-#[tokio::test]
-async fn bytes_go_both_ways_over_tcp() {
-    let rig = Rig::tcp().await;
-    let (opened, accepted) = rig.sessions(None).await;
-    exchange(opened, accepted, 3_000_000).await;
-}
-
-#[tokio::test]
-async fn bytes_go_both_ways_in_memory() {
-    let rig = Rig::mem().await;
-    let (opened, accepted) = rig.sessions(None).await;
-    exchange(opened, accepted, 3_000_000).await;
-}
-
-#[tokio::test]
-async fn slabs_are_written_both_ways_over_tcp() {
-    let rig = Rig::tcp_by(SlabVerb::Write).await;
-    let (opened, accepted) = rig.sessions(None).await;
-    exchange(opened, accepted, 3_000_000).await;
-}
-
-#[tokio::test]
-async fn slabs_are_written_both_ways_in_memory() {
-    let rig = Rig::mem_by(SlabVerb::Write).await;
-    let (opened, accepted) = rig.sessions(None).await;
-    exchange(opened, accepted, 3_000_000).await;
+async fn tcp_by(receive_by: SlabVerb) -> Harness {
+    let ends = Ends { accepting: TcpFabric::new(), opening: TcpFabric::new(), address: "127.0.0.1:0".to_owned() };
+    Harness::new(ends, receive_by).await
 }
 
 #[tokio::test]
 async fn each_end_chooses_how_slabs_come_to_it() {
     for (here, there) in [(SlabVerb::Read, SlabVerb::Write), (SlabVerb::Write, SlabVerb::Read)] {
-        let mut rig = Rig::mem_by(there).await;
+        let mut rig = mem_by(there).await;
         rig.config.receive_by = Some(here);
         let (opened, accepted) = rig.sessions(None).await;
         exchange(opened, accepted, 3_000_000).await;
@@ -160,7 +45,7 @@ async fn each_end_chooses_how_slabs_come_to_it() {
 
 #[tokio::test]
 async fn a_slab_that_is_written_with_other_bytes_comes_again_until_the_session_fails() {
-    let mut rig = Rig::mem_by(SlabVerb::Write).await;
+    let mut rig = mem_by(SlabVerb::Write).await;
     rig.config.resume_within = Duration::from_millis(500);
     let (opened, mut accepted) = rig.sessions(None).await;
     let shared = &opened.handle.0;
@@ -174,12 +59,12 @@ async fn a_slab_that_is_written_with_other_bytes_comes_again_until_the_session_f
 
 #[tokio::test]
 async fn memory_that_was_not_agreed_on_is_a_violation() {
-    let rig = Rig::mem().await;
+    let rig = mem().await;
     let (opened, mut accepted) = rig.sessions(None).await;
     opened.handle.0.change(|state| state.incoming.announce_landing([0; 24]));
     let error = accepted.receiver.next().await.unwrap_err();
     assert!(matches!(&error, SessionError::Protocol { what } if what.contains("landing")), "{error}");
-    let rig = Rig::mem_by(SlabVerb::Write).await;
+    let rig = mem_by(SlabVerb::Write).await;
     let (opened, mut accepted) = rig.sessions(None).await;
     let shared = &opened.handle.0;
     let memory = shared.fabric.allocate(shared.terms.slab_len).unwrap().into_mut().unwrap();
@@ -191,25 +76,8 @@ async fn memory_that_was_not_agreed_on_is_a_violation() {
 }
 
 #[tokio::test]
-async fn nothing_is_sent_and_the_session_ends() {
-    let rig = Rig::tcp().await;
-    let (opened, accepted) = rig.sessions(None).await;
-    exchange(opened, accepted, 0).await;
-}
-
-#[tokio::test]
-async fn one_direction_ends_before_the_other() {
-    let rig = Rig::mem().await;
-    let (opened, mut accepted) = rig.sessions(None).await;
-    opened.sender.finish().await.unwrap();
-    assert!(accepted.receiver.next().await.unwrap().is_none());
-    tokio::join!(send(accepted.sender, 100_000), receive(opened.receiver, 100_000));
-    opened.handle.ended().await.unwrap();
-}
-
-#[tokio::test]
 async fn slabs_that_never_arrive_whole_end_the_session_however_many_there_are() {
-    let rig = Rig::mem().await;
+    let rig = mem().await;
     let (opened, mut accepted) = rig.sessions(None).await;
     let shared = &opened.handle.0;
     for _ in 0..40 {
@@ -224,93 +92,8 @@ async fn slabs_that_never_arrive_whole_end_the_session_however_many_there_are() 
 }
 
 #[tokio::test]
-async fn notes_come_with_their_slabs_and_messages_in_order() {
-    let rig = Rig::mem().await;
-    let (mut opened, mut accepted) = rig.sessions(None).await;
-    let sending = async {
-        for number in 0..200u32 {
-            let slab = opened.sender.slab().await.unwrap();
-            opened.sender.send(slab, number as usize, number.to_le_bytes().to_vec()).await.unwrap();
-            opened.handle.send_message(number.to_le_bytes().to_vec()).await.unwrap();
-        }
-        opened.sender.finish().await.unwrap();
-    };
-    let receiving = async {
-        for number in 0..200u32 {
-            let slab = accepted.receiver.next().await.unwrap().unwrap();
-            assert_eq!((slab.bytes.len(), slab.note), (number as usize, number.to_le_bytes().to_vec()));
-            assert_eq!(accepted.handle.next_message().await.unwrap(), number.to_le_bytes());
-        }
-        assert!(accepted.receiver.next().await.unwrap().is_none());
-    };
-    tokio::join!(sending, receiving);
-}
-
-#[tokio::test]
-async fn a_receiver_that_holds_slabs_holds_back_the_sender() {
-    held_slabs_hold_back(Rig::mem().await, 32).await;
-}
-
-#[tokio::test]
-async fn a_receiver_that_holds_slabs_holds_back_a_sender_that_writes() {
-    held_slabs_hold_back(Rig::mem_by(SlabVerb::Write).await, 48).await;
-}
-
-/// The sender is at most so many slabs ahead: those of rings of at most 16.
-async fn held_slabs_hold_back(rig: Rig, ahead_max: u64) {
-    let (mut opened, mut accepted) = rig.sessions(None).await;
-    let sent = AtomicU64::new(0);
-    let sending = async {
-        for _ in 0..500 {
-            let slab = opened.sender.slab().await.unwrap();
-            let len = slab.len();
-            opened.sender.send(slab, len, Vec::new()).await.unwrap();
-            sent.fetch_add(1, Ordering::Relaxed);
-        }
-        opened.sender.finish().await.unwrap();
-    };
-    let receiving = async {
-        let mut held = vec![accepted.receiver.next().await.unwrap().unwrap()];
-        for _ in 1..16 {
-            held.push(accepted.receiver.next().await.unwrap().unwrap());
-            assert!(sent.load(Ordering::Relaxed) <= held.len() as u64 + ahead_max);
-            if held.len() >= 4 {
-                held.remove(0);
-            }
-        }
-        drop(held);
-        let mut count = 16;
-        while accepted.receiver.next().await.unwrap().is_some() {
-            count += 1;
-        }
-        assert_eq!(count, 500);
-    };
-    tokio::join!(sending, receiving);
-}
-
-#[tokio::test]
-async fn a_receiver_that_is_dropped_stops_the_sender() {
-    let rig = Rig::tcp().await;
-    let (mut opened, accepted) = rig.sessions(None).await;
-    drop(accepted.receiver);
-    let error = loop {
-        match opened.sender.slab().await {
-            Ok(slab) => match opened.sender.send(slab, 1, Vec::new()).await {
-                Ok(()) => {}
-                Err(error) => break error,
-            },
-            Err(error) => break error,
-        }
-    };
-    assert_eq!(error, SessionError::Stopped);
-    tokio::join!(send(accepted.sender, 50_000), receive(opened.receiver, 50_000));
-    opened.handle.ended().await.unwrap();
-    accepted.handle.ended().await.unwrap();
-}
-
-#[tokio::test]
 async fn what_a_receiver_has_thrown_away_is_not_taken() {
-    let rig = Rig::mem().await;
+    let rig = mem().await;
     let (mut opened, accepted) = rig.sessions(None).await;
     let slab = opened.sender.slab().await.unwrap();
     drop(accepted.receiver);
@@ -333,21 +116,8 @@ async fn what_a_receiver_has_thrown_away_is_not_taken() {
 }
 
 #[tokio::test]
-async fn a_sender_that_is_dropped_fails_the_session_at_both_ends() {
-    let rig = Rig::tcp().await;
-    let (mut opened, mut accepted) = rig.sessions(None).await;
-    let slab = opened.sender.slab().await.unwrap();
-    opened.sender.send(slab, 3, Vec::new()).await.unwrap();
-    assert_eq!(accepted.receiver.next().await.unwrap().unwrap().bytes.len(), 3);
-    drop(opened.sender);
-    let error = accepted.receiver.next().await.unwrap_err();
-    assert!(matches!(&error, SessionError::Aborted { reason } if reason.contains("dropped")), "{error}");
-    assert_eq!(opened.receiver.next().await.unwrap_err(), SessionError::Closed);
-}
-
-#[tokio::test]
 async fn a_refused_session_says_why() {
-    let rig = Rig::tcp().await;
+    let rig = tcp().await;
     let address = rig.listener.local_address().to_owned();
     let opening = connect(TcpFabric::new(), &address, config(), Vec::new());
     let refusing = async { rig.listener.accept().await.refuse("the disk is full").await };
@@ -439,15 +209,15 @@ impl Cut {
 
 #[tokio::test]
 async fn a_session_goes_on_over_another_connection() {
-    goes_on(Rig::tcp().await).await;
+    goes_on(tcp().await).await;
 }
 
 #[tokio::test]
 async fn a_session_whose_slabs_are_written_goes_on_over_another_connection() {
-    goes_on(Rig::tcp_by(SlabVerb::Write).await).await;
+    goes_on(tcp_by(SlabVerb::Write).await).await;
 }
 
-async fn goes_on(rig: Rig) {
+async fn goes_on(rig: Harness) {
     let cut = Cut::before(rig.listener.local_address()).await;
     let (opened, accepted) = rig.sessions(Some(&cut.address)).await;
     let handle = opened.handle.clone();
@@ -465,7 +235,7 @@ async fn goes_on(rig: Rig) {
 
 #[tokio::test]
 async fn a_session_whose_listener_is_gone_fails_at_both_ends() {
-    let mut rig = Rig::tcp().await;
+    let mut rig = tcp().await;
     rig.config.resume_within = Duration::from_millis(500);
     let cut = Cut::before(rig.listener.local_address()).await;
     let (mut opened, accepted) = rig.sessions(Some(&cut.address)).await;
@@ -479,7 +249,7 @@ async fn a_session_whose_listener_is_gone_fails_at_both_ends() {
 
 #[tokio::test]
 async fn a_paced_session_keeps_its_rate() {
-    let mut rig = Rig::mem().await;
+    let mut rig = mem().await;
     rig.config.rate = Some(Rate::bytes_per_second(2_000_000).burst(16 << 10));
     let (opened, accepted) = rig.sessions(None).await;
     let began = std::time::Instant::now();
