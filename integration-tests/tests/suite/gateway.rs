@@ -18,15 +18,15 @@ use crate::program::{code, command_in, exit_of, rdmc, signal};
 mod transparent;
 
 /// One end of a gateway, a process.
-struct Gateway {
-    child: Child,
+pub(crate) struct Gateway {
+    pub(crate) child: Child,
     /// Where it listens.
     address: String,
     lines: BufReader<ChildStdout>,
 }
 
 impl Gateway {
-    fn start(options: &[&str]) -> Self {
+    pub(crate) fn start(options: &[&str]) -> Self {
         Self::start_in(None, options)
     }
 
@@ -41,7 +41,7 @@ impl Gateway {
     }
 
     /// Waits until the process tells an event.
-    fn event(&mut self, name: &str) -> Value {
+    pub(crate) fn event(&mut self, name: &str) -> Value {
         loop {
             let mut line = String::new();
             assert!(self.lines.read_line(&mut line).unwrap() > 0, "it ended before {name}");

@@ -11,6 +11,8 @@ mod delta;
 mod failure;
 #[cfg(target_os = "linux")]
 mod fleet;
+#[cfg(target_os = "linux")]
+mod flows;
 mod gateway;
 mod headers;
 mod integrity;
