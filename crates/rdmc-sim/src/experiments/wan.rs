@@ -70,14 +70,17 @@ impl LongPath {
         }
     }
 
-    /// Moves `bytes`; returns their rate in Mbit/s, from the first slab until all are in the other end's memory.
+    /// Moves `bytes`; returns their rate in Mbit/s, from the first slab until all are in the other end's memory. The
+    /// data channel is connected before.
     ///
     /// # Errors
     /// The simulation or the session fails.
     pub fn transfer(&self, bytes: u64) -> Result<f64, ExperimentError> {
-        let (slab_len, mut rest) = (self.slab_bytes / Self::SCALE, bytes / Self::SCALE);
+        let (slab_len, mut rest, round_trip) = (self.slab_bytes / Self::SCALE, bytes / Self::SCALE, self.round_trip);
         let elapsed = self.play(move |world, sessions| async move {
             let Sessions { mut sender, receiver, .. } = sessions;
+            // Until the data channel is connected.
+            world.sleep(round_trip * 2).await;
             let began = world.now();
             world.spawn_on(TAKES, Box::pin(take_all(receiver)));
             while rest > 0 {

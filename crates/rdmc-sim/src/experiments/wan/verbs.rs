@@ -12,7 +12,7 @@ use crate::plot::{Axis, Content, Figure, Line, LineStyle, Panel};
 /// The length of the path for single transfers.
 const ROUND_TRIP: Duration = Duration::from_millis(120);
 /// Bytes of single transfers, in KiB.
-const TRANSFERS_KIB: [u64; 6] = [64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
+const TRANSFERS_KIB: [u64; 5] = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
 /// Round trips in ms.
 const ROUND_TRIPS_MS: [u64; 10] = [1, 10, 20, 40, 60, 80, 100, 120, 160, 200];
 /// Reads that an adapter has under way at once, where it limits them.
@@ -31,7 +31,7 @@ pub(in super::super) fn run(options: &Options) -> Result<Report, ExperimentError
     let single = |receive_by| {
         in_parallel(&TRANSFERS_KIB, |&kib| {
             let mbps = path(receive_by, ROUND_TRIP).transfer(kib << 10)?;
-            Ok((kib as f64, (kib << 13) as f64 / (mbps * 1e6) / ROUND_TRIP.as_secs_f64()))
+            Ok((kib as f64 / 1024.0, (kib << 13) as f64 / (mbps * 1e6) / ROUND_TRIP.as_secs_f64()))
         })
     };
     let (read, written) = (single(SlabVerb::Read)?, single(SlabVerb::Write)?);
@@ -46,16 +46,16 @@ pub(in super::super) fn run(options: &Options) -> Result<Report, ExperimentError
         curve("16 reads at once", SlabVerb::Read, READS_MAX)?,
         curve("writes", SlabVerb::Write, READS_MAX)?,
     ];
-    let mut table = Table::new("transfers", &["kib", "read_round_trips", "written_round_trips"]);
-    for ((kib, read), (_, written)) in read.iter().zip(&written) {
-        table.push(vec![format!("{kib:.0}"), format!("{read:.2}"), format!("{written:.2}")]);
+    let mut table = Table::new("transfers", &["mib", "read_round_trips", "written_round_trips"]);
+    for ((mib, read), (_, written)) in read.iter().zip(&written) {
+        table.push(vec![mib.to_string(), format!("{read:.2}"), format!("{written:.2}")]);
     }
     let line = |name: &str, points: &[(f64, f64)]| Line::new(name, points.to_vec(), LineStyle::Markers);
     let transfers = Panel {
         title: Some("one transfer at 120 ms".into()),
         ..Panel::new(
-            Axis::log2("bytes (KiB)"),
-            Axis::linear("time until all are there (round trips)").with_range(0.0, 3.0),
+            Axis::log2("bytes (MiB)"),
+            Axis::linear("time until all are there (round trips)").with_range(0.0, 8.0),
             Content::Lines(vec![line("read", &read), line("written", &written)]),
         )
     };
@@ -76,10 +76,11 @@ pub(in super::super) fn run(options: &Options) -> Result<Report, ExperimentError
 fn findings(read: &[(f64, f64)], written: &[(f64, f64)], [reads, few, writes]: &[Curve; 3]) -> Vec<Finding> {
     let longest = *ROUND_TRIPS_MS.last().expect("there are round trips");
     let gbps = |curve: &Curve, round_trip_ms| curve.at(round_trip_ms) / 1e3;
+    let of_1_mib = |points: &[(f64, f64)]| points.iter().find(|point| point.0 == 1.0).map_or(f64::NAN, |point| point.1);
     vec![
         Finding::beyond(
             "1 MiB at 120 ms, read and written",
-            format!("{:.2} and {:.2} round trips until all bytes are there", read[2].1, written[2].1),
+            format!("{:.2} and {:.2} round trips until all bytes are there", of_1_mib(read), of_1_mib(written)),
         ),
         Finding::beyond(
             format!("rate at {longest} ms, by reads and by writes"),
