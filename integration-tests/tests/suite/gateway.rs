@@ -185,6 +185,9 @@ async fn a_gateway_that_is_killed_resets_its_connections() {
         let near = Gateway::start(&["--listen", "127.0.0.1:0", "--peer", &far.address, "--to", &target]);
         let mut program = TcpStream::connect(&near.address).await.unwrap();
         let (mut reached, _) = watched(targets.accept()).await.unwrap();
+        // Then both gateways know that they are connected.
+        program.write_all(&[1]).await.unwrap();
+        watched(reached.read_exact(&mut [0; 1])).await.unwrap();
         let mut gateways = [Some(near), Some(far)];
         gateways[killed] = None;
         let neighbour = if killed == 0 { &mut program } else { &mut reached };
