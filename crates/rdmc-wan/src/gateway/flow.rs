@@ -278,6 +278,8 @@ impl Flow {
     /// Waits until bytes are kept and the socket takes some, or until the direction has ended: then it returns `false`.
     pub(super) async fn writable(&self) -> io::Result<bool> {
         let has_bytes = self.until(|state| match state.unwritten.is_empty() {
+            // A socket that is broken counts as writable: the flow's task is about to end it.
+            _ if state.over.is_some() => None,
             false => Some(true),
             true => state.finished.then_some(false),
         });

@@ -301,6 +301,22 @@ async fn a_reader_that_stalls_stops_no_other_flow_and_keeps_a_bounded_memory() {
     assert_eq!(watched(receive(&mut stalled_far)).await.0, taken);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_closes_while_bytes_are_kept_for_it_breaks_its_flow_alone() {
+    let rig = Rig::mem(GatewayConfig::default()).await;
+    for closes_far in [true, false] {
+        let (near, far) = rig.flow().await;
+        let (mut stalled, closing) = if closes_far { (near, far) } else { (far, near) };
+        fill(&mut stalled).await;
+        drop(closing);
+        let error = watched(stalled.read(&mut [0; 1])).await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        let (near, far) = rig.flow().await;
+        watched(exchange(near, far, 1, 1_000_000)).await;
+        watched(rig.emptied()).await;
+    }
+}
+
 #[tokio::test]
 async fn a_target_that_cannot_be_reached_resets_or_is_refused() {
     let rig = Rig::tcp().await;
