@@ -14,8 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use rdmc_fabric::Fabric;
+use rdmc_fabric::{Fabric, MemNetwork};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::{
     Session, SessionConfig, SessionError, SessionListener, SlabReader, SlabReceiver, SlabSender, SlabVerb, SlabWriter,
@@ -27,12 +29,17 @@ pub trait Rig: Send + Sync {
     /// Creates two nodes that reach each other.
     fn ends(&self) -> Ends;
 
-    /// Runs a body to its end. By default it runs on a Tokio runtime of one thread; a fabric with its own executor
-    /// overrides this.
+    /// Runs a body to its end. By default it runs [on Tokio](run_on_tokio); a fabric with its own executor overrides
+    /// this.
     fn run(&self, body: BoxFuture<'static, ()>) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("the operating system gives a test a runtime").block_on(body);
+        run_on_tokio(body);
     }
+}
+
+/// Runs a body on a Tokio runtime of one thread.
+pub fn run_on_tokio(body: BoxFuture<'static, ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("the operating system gives a test a runtime").block_on(body);
 }
 
 /// The two nodes of a session.
@@ -44,6 +51,54 @@ pub struct Ends {
     pub opening: Arc<dyn Fabric>,
     /// Where the first node listens.
     pub address: String,
+}
+
+/// Nodes on the fabric `mem`.
+#[derive(Debug)]
+pub struct Mem;
+
+impl Rig for Mem {
+    fn ends(&self) -> Ends {
+        let network = MemNetwork::new();
+        Ends { accepting: network.fabric(), opening: network.fabric(), address: "listener".to_owned() }
+    }
+}
+
+/// Passes TCP connections on to a listener until they are cut.
+#[derive(Debug)]
+pub struct Cut {
+    /// Where to connect.
+    pub address: String,
+    cuts: watch::Sender<u64>,
+}
+
+impl Cut {
+    /// Stands before the listener at that address.
+    pub async fn before(listener: &str) -> Self {
+        let (cuts, to) = (watch::Sender::new(0), listener.to_owned());
+        let place = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = place.local_addr().unwrap().to_string();
+        let seen = cuts.clone();
+        tokio::spawn(async move {
+            loop {
+                let (mut near, _) = place.accept().await.unwrap();
+                let (mut cuts, to) = (seen.subscribe(), to.clone());
+                tokio::spawn(async move {
+                    let Ok(mut far) = TcpStream::connect(&to).await else { return };
+                    tokio::select! {
+                        _ = cuts.changed() => {}
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                    }
+                });
+            }
+        });
+        Self { address, cuts }
+    }
+
+    /// Cuts the connections that there are.
+    pub fn cut(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
 }
 
 /// Lists the bodies once. The list generates a function that runs one body, and a macro that makes a test of each.
@@ -268,7 +323,7 @@ pub(crate) fn config() -> SessionConfig {
     }
 }
 
-fn one(fabric: Arc<dyn Fabric>) -> rdmc::Fabrics {
+pub(crate) fn one(fabric: Arc<dyn Fabric>) -> rdmc::Fabrics {
     rdmc::Fabrics::new(vec![fabric]).unwrap()
 }
 

@@ -424,4 +424,4 @@ const DETECTION_MAX: Duration = Duration::from_secs(3600);
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -4,18 +4,9 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use rdmc::{Fabric, MemNetwork, ShmFabric, TcpConfig, TcpFabric};
-use rdmc_wan::conformance::{Ends, Rig};
+use rdmc_wan::conformance::{Ends, Mem, Rig, run_on_tokio};
 
 use crate::cluster::Kind;
-
-struct Mem;
-
-impl Rig for Mem {
-    fn ends(&self) -> Ends {
-        let network = MemNetwork::new();
-        Ends { accepting: network.fabric(), opening: network.fabric(), address: "listener".to_owned() }
-    }
-}
 
 /// A fabric whose control connections are TCP.
 struct OverLoopback(fn() -> Arc<dyn Fabric>);
@@ -56,6 +47,6 @@ impl Rig for Verbs {
             crate::requirement::skip("rdma", "sessions on verbs: this machine has no RDMA device with an active port");
             return;
         }
-        OverLoopback(encrypted).run(body);
+        run_on_tokio(body);
     }
 }

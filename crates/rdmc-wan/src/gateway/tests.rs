@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use twox_hash::xxhash3_128;
 
 use super::*;
-use crate::session::tests::Cut;
+use crate::conformance::{Cut, one};
 use crate::session::{SessionConfig, SessionListener};
 use crate::{Rate, tcp_config};
 
@@ -37,10 +37,6 @@ fn session_config() -> SessionConfig {
 
 fn everywhere() -> AllowList {
     ["0.0.0.0/0", "::/0"].iter().map(|rule| rule.parse::<AllowRule>().unwrap()).collect()
-}
-
-fn one(fabric: Arc<dyn Fabric>) -> rdmc::Fabrics {
-    rdmc::Fabrics::new(vec![fabric]).unwrap()
 }
 
 impl Rig {
@@ -397,7 +393,7 @@ async fn flows_go_on_when_the_path_is_cut() {
             let stats = rig.entrance.session().stats();
             if stats.received_bytes > (round + 1) * 4_000_000 && stats.resumed >= round {
                 round += 1;
-                cut.cut.send_modify(|cut| *cut += 1);
+                cut.cut();
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

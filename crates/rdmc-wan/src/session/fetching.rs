@@ -63,7 +63,7 @@ impl Shared {
 
     /// Waits for memory for a slab.
     async fn memory_of(&self, frame: &SlabFrame) -> Result<BufferMut, Failure> {
-        let mut memory = self.incoming_ring.take().await.map_err(|error| Failure::Session(error.into()))?;
+        let mut memory = self.incoming_ring.take().await?;
         memory.truncate(frame.len as usize);
         Ok(memory)
     }

@@ -16,7 +16,6 @@ use tokio::sync::watch;
 use twox_hash::xxhash3_128;
 
 use super::Shared;
-use super::error::SessionError;
 use super::fetching::{CHECKED_AT_ONCE, yield_now};
 use super::link::Failure;
 use super::state::Violation;
@@ -124,10 +123,9 @@ impl Shared {
             let memory = tokio::select! {
                 biased;
                 Some(failure) = receives.next() => return failure,
-                memory = self.landings_ring.take() => memory.map_err(SessionError::from)?,
+                memory = self.landings_ring.take() => memory?,
             };
-            let exposed = self.fabric.expose(Expose::Mutable(memory, RemoteAccess::WRITE));
-            landings.announce(self, exposed.map_err(SessionError::from)?);
+            landings.announce(self, self.fabric.expose(Expose::Mutable(memory, RemoteAccess::WRITE))?);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use rdmc_fabric::frames::FrameCheck;
-use rdmc_fabric::{CompletionQueue, ConnectError, ControlStream, Role, Timestamp, WorkError};
+use rdmc_fabric::{CompletionQueue, ConnectError, ControlStream, FabricError, Role, Timestamp, WorkError};
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 
 use super::Shared;
@@ -60,9 +60,9 @@ impl From<WorkError> for Failure {
     }
 }
 
-impl From<SessionError> for Failure {
-    fn from(error: SessionError) -> Self {
-        Self::Session(error)
+impl From<FabricError> for Failure {
+    fn from(error: FabricError) -> Self {
+        Self::Session(error.into())
     }
 }
 

@@ -1,18 +1,8 @@
-use rdmc_fabric::{Expose, MemNetwork, TcpFabric};
-use tokio::net::{TcpListener, TcpStream};
+use rdmc_fabric::{Expose, TcpFabric};
 
 use super::state::{OutgoingSlab, SlabMemory};
 use super::*;
-use crate::conformance::{Ends, Harness, Rig, config, exchange, receive, send};
-
-struct Mem;
-
-impl Rig for Mem {
-    fn ends(&self) -> Ends {
-        let network = MemNetwork::new();
-        Ends { accepting: network.fabric(), opening: network.fabric(), address: "listener".to_owned() }
-    }
-}
+use crate::conformance::{Cut, Ends, Harness, Mem, Rig, config, exchange, receive, send};
 
 session_suite!(mem, Mem);
 
@@ -178,35 +168,6 @@ async fn a_shared_key_is_asked_for() {
     exchange(opened.unwrap(), accepted.unwrap(), 100_000).await;
 }
 
-/// Passes connections on to a listener until they are cut.
-pub(crate) struct Cut {
-    pub(crate) address: String,
-    pub(crate) cut: watch::Sender<u64>,
-}
-
-impl Cut {
-    pub(crate) async fn before(listener: &str) -> Self {
-        let (cut, to) = (watch::Sender::new(0), listener.to_owned());
-        let place = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = place.local_addr().unwrap().to_string();
-        let cuts = cut.clone();
-        tokio::spawn(async move {
-            loop {
-                let (mut near, _) = place.accept().await.unwrap();
-                let (mut cuts, to) = (cuts.subscribe(), to.clone());
-                tokio::spawn(async move {
-                    let Ok(mut far) = TcpStream::connect(&to).await else { return };
-                    tokio::select! {
-                        _ = cuts.changed() => {}
-                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
-                    }
-                });
-            }
-        });
-        Self { address, cut }
-    }
-}
-
 #[tokio::test]
 async fn a_session_goes_on_over_another_connection() {
     goes_on(tcp().await).await;
@@ -225,7 +186,7 @@ async fn goes_on(rig: Harness) {
         for round in 1..=5u64 {
             // After some progress, so that slabs are under way.
             handle.0.until(|state| (state.received_bytes > round * 1_000_000).then_some(())).await;
-            cut.cut.send_modify(|cut| *cut += 1);
+            cut.cut();
             handle.0.until(|state| (state.resumed >= round).then_some(())).await;
         }
     };
@@ -240,7 +201,7 @@ async fn a_session_whose_listener_is_gone_fails_at_both_ends() {
     let cut = Cut::before(rig.listener.local_address()).await;
     let (mut opened, accepted) = rig.sessions(Some(&cut.address)).await;
     drop(rig);
-    cut.cut.send_modify(|cut| *cut += 1);
+    cut.cut();
     let error = opened.receiver.next().await.unwrap_err();
     assert!(matches!(error, SessionError::Lost { .. }), "{error}");
     let error = accepted.handle.ended().await.unwrap_err();

@@ -3,10 +3,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 
 use futures::FutureExt;
+use rdmc_wan::conformance::Cut;
 use rdmc_wan::{Session, SessionError, SessionListener};
 use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 
 use super::wire::{FileBytes, FileCommand};
 use super::*;
@@ -365,48 +364,26 @@ async fn an_end_that_was_found_is_not_believed_later() {
     assert!(read_whole(&mut file).await == bytes[start..]);
 }
 
-/// Passes connections on to a server until they are cut.
-async fn cut_before(server: &str) -> (String, watch::Sender<u64>) {
-    let (cut, to) = (watch::Sender::new(0), server.to_owned());
-    let place = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = place.local_addr().unwrap().to_string();
-    let cuts = cut.clone();
-    tokio::spawn(async move {
-        loop {
-            let (mut near, _) = place.accept().await.unwrap();
-            let (mut cuts, to) = (cuts.subscribe(), to.clone());
-            tokio::spawn(async move {
-                let Ok(mut far) = TcpStream::connect(&to).await else { return };
-                tokio::select! {
-                    _ = cuts.changed() => {}
-                    _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
-                }
-            });
-        }
-    });
-    (address, cut)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_is_read_and_written_on_over_another_connection() {
     let dir = tempfile::tempdir().unwrap();
     let mut expected = content(7, 20_000_000);
     std::fs::write(dir.path().join("file"), &expected).unwrap();
     let (server, address) = server_of(dir.path(), true).await;
-    let (address, cut) = cut_before(&address).await;
+    let cut = Cut::before(&address).await;
     let using = async {
-        let mut file = open(&address, "file", RemoteFile::options().read(true).write(true)).await.unwrap();
+        let mut file = open(&cut.address, "file", RemoteFile::options().read(true).write(true)).await.unwrap();
         let mut bytes = vec![0; expected.len()];
         for piece in bytes.chunks_mut(5_000_000) {
             file.read_exact(piece).await.unwrap();
-            cut.send_modify(|cut| *cut += 1);
+            cut.cut();
         }
         assert!(bytes == expected);
         file.rewind().await.unwrap();
         for piece in bytes.chunks_mut(5_000_000) {
             piece.reverse();
             file.write_all(piece).await.unwrap();
-            cut.send_modify(|cut| *cut += 1);
+            cut.cut();
         }
         file.close().await.unwrap();
         expected = bytes;
