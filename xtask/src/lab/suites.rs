@@ -68,7 +68,7 @@ pub(crate) const SUITES: &[Suite] = &[
             "--test-threads",
             "1",
             "--nocapture",
-            "lab",
+            "lab::",
         ],
         ..RXE
     },
