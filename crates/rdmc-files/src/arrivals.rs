@@ -26,13 +26,14 @@ use crate::store::{IncomingFile, Store};
 use crate::words::count;
 
 /// Receives all files of a manifest. Agrees to the end when all are complete and in place. Returns how many receivers
-/// have them.
+/// have them. Says `started` when the group is formed: before, nothing is sent.
 pub(crate) async fn take_files(
     node: &Node,
     spec: GroupSpec,
     manifest: &Arc<Manifest>,
     store: &Store,
     events: &Events,
+    started: Event,
 ) -> Result<usize, Problem> {
     let mut arrivals = Arrivals {
         node,
@@ -50,7 +51,7 @@ pub(crate) async fn take_files(
         finishing: JoinSet::new(),
         complete: 0,
         directories_finished: false,
-        formed: false,
+        started: Some(started),
         failed: Vec::new(),
         stopped: None,
         problem: None,
@@ -59,7 +60,7 @@ pub(crate) async fn take_files(
         Err(GroupError::Failed(failure)) => arrivals.go_on(failure).await?,
         joined => joined.of_kind(Kind::Refused)?,
     };
-    arrivals.formed = true;
+    arrivals.begins();
     arrivals.problem = arrivals.with_directories(Store::make_directories).await.err();
     loop {
         let failure = match arrivals.take_all(&mut group).await {
@@ -107,8 +108,8 @@ struct Arrivals<'a> {
     complete: usize,
     /// Whether the directories have their modes and times.
     directories_finished: bool,
-    /// Whether a group was formed. Afterwards something may have been sent.
-    formed: bool,
+    /// What is said when a group is formed. Afterwards something may have been sent.
+    started: Option<Event>,
     /// Members that have failed so far.
     failed: Vec<FailedMember>,
     /// For how long this process was stopped before the latest failure.
@@ -161,6 +162,12 @@ impl ReceiveInto {
 }
 
 impl Arrivals<'_> {
+    fn begins(&mut self) {
+        if let Some(started) = self.started.take() {
+            self.events.say(started);
+        }
+    }
+
     /// Receives the messages of one group. When this returns, no message of the group is arriving any more.
     async fn take_all(&mut self, group: &mut OfferReceiver) -> Result<(), GroupFailure> {
         let mut tick = tokio::time::interval(TICK);
@@ -220,6 +227,7 @@ impl Arrivals<'_> {
                 Ok(recovery) => {
                     let group = recovery.into_receiver().expect("only the sender is a root");
                     let (failed, receivers) = (peers(&failure.failed), receivers_of(group.members()));
+                    self.begins();
                     self.events.say(Event::GoingOn { failed, receivers });
                     return Ok(group);
                 }
@@ -290,7 +298,7 @@ impl Arrivals<'_> {
             (None, Some(error), None) => format!("{}: {error}", explain(&failed)),
         };
         let next = what_next(self.store.keeps_parts(), self.store.wording());
-        if !self.formed {
+        if self.started.is_some() {
             return Kind::Refused.blaming(if own.is_some() { format!("{told}; {next}") } else { told }, failed);
         }
         let (complete, files) = (self.complete, count(self.files.len(), "file"));
@@ -533,13 +541,15 @@ mod tests {
         let (manifest, contents) = Manifest::of_sizes(&sizes);
         let manifest = Arc::new(manifest);
         let root = nodes.remove(0);
+        let begins = &Event::Warning { message: "it begins".to_owned() };
         let receive = nodes.iter().map(|node| {
             let (spec, manifest) = (spec.clone(), manifest.clone());
             async move {
                 let dir = tempfile::tempdir()?;
                 let store = Store::open(dir.path(), Wording::default())?;
-                let (events, _said) = Events::new();
-                assert_eq!(take_files(node, spec, &manifest, &store, &events).await?, 2);
+                let (events, mut said) = Events::new();
+                assert_eq!(take_files(node, spec, &manifest, &store, &events, begins.clone()).await?, 2);
+                assert_eq!(said.try_recv().map(|said| said.event).as_ref(), Ok(begins));
                 Ok::<_, Problem>(dir)
             }
         });

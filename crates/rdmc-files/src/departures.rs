@@ -317,7 +317,8 @@ mod tests {
         let dir = tempfile::tempdir()?;
         let (events, _said) = Events::new();
         let store = Store::open(dir.path(), Wording::default())?;
-        assert_eq!(take_files(node, spec, manifest, &store, &events).await?, 2);
+        let begins = Event::Warning { message: "it begins".to_owned() };
+        assert_eq!(take_files(node, spec, manifest, &store, &events, begins).await?, 2);
         Ok(dir)
     }
 

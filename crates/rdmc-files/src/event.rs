@@ -54,7 +54,7 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// A transfer begins. All have agreed to the list of files.
+    /// A transfer begins. All have agreed to the list of files, and have formed the group that carries them.
     #[non_exhaustive]
     Started {
         /// The direction.

@@ -375,10 +375,10 @@ impl Sessions {
             let store = store.for_transfer(&manifest, delta);
             let (files, bytes) = (announcement.files, announcement.bytes);
             let (direction, peers) = (Direction::Receiving, from.into_iter().collect());
-            events.say(Event::Started { direction, peers, receivers, files, bytes, fabric, plan, path: None });
+            let started = Event::Started { direction, peers, receivers, files, bytes, fabric, plan, path: None };
             let (begun, before) = (Instant::now(), node.stats().bytes_received);
             let files_group = groups.files.delta(delta);
-            let receivers = take_files(&node, files_group, &manifest, &store, events).await?;
+            let receivers = take_files(&node, files_group, &manifest, &store, events, started).await?;
             store.done();
             drop(store);
             let seconds = begun.elapsed().as_secs_f64();
