@@ -16,7 +16,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cluster::pattern;
-use crate::program::{command_in, signal, tree, wait_until};
+use crate::program::{comes_true, command_in, signal, tree, wait_until};
 
 /// The place of a process.
 #[derive(Clone, Debug, Default)]
@@ -97,10 +97,10 @@ impl Fleet {
 
     /// Waits until all processes except these have ended.
     pub(crate) fn wait_but(&mut self, others: &BTreeSet<usize>) {
-        for (number, member) in self.members.iter_mut().enumerate() {
-            if !others.contains(&number) {
-                wait_until(&format!("process {number} ends"), || member.child.try_wait().unwrap().is_some());
-            }
+        for number in 0..self.members.len() {
+            let child = &mut self.members[number].child;
+            let ends = others.contains(&number) || comes_true(|| child.try_wait().unwrap().is_some());
+            assert!(ends, "process {number} does not end:\n{}", self.said());
         }
     }
 

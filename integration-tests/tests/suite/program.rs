@@ -557,12 +557,20 @@ pub(crate) fn signal(child: &Child, name: &str) {
     assert!(sent.success());
 }
 
-pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, done: impl FnMut() -> bool) {
+    assert!(comes_true(done), "not within {WATCHDOG:?}: {what}");
+}
+
+/// Waits until `done` holds; returns whether it did so in time.
+pub(crate) fn comes_true(mut done: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < WATCHDOG, "not within {WATCHDOG:?}: {what}");
+        if begun.elapsed() >= WATCHDOG {
+            return false;
+        }
         std::thread::sleep(POLL);
     }
+    true
 }
 
 /// Lists the processes whose parent is `parent`, and that run as `role`.
