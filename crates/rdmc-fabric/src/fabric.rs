@@ -131,9 +131,6 @@ pub struct Capabilities {
     /// Whether the fabric tells when work is [nearly done](crate::Operation::nearly_done), before its completion.
     /// Devices do not.
     pub tells_near: bool,
-    /// Whether the fabric finds by itself the rate that a path carries, as TCP does. Devices send at the rate of their
-    /// port.
-    pub controls_congestion: bool,
     /// Whether peers can have [objects](SharedObject) in common. A fabric that chooses a
     /// [carrier](crate::QueuePair::carrier) shares objects with the peers that shared memory carries, any other fabric
     /// with all peers.
@@ -164,7 +161,6 @@ impl Capabilities {
             ahead_bytes: u64::MAX,
             port_rate: None,
             tells_near: false,
-            controls_congestion: false,
             shares_objects: false,
         }
     }

@@ -133,7 +133,6 @@ impl fmt::Debug for TcpFabric {
 impl Fabric for TcpFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new(if self.shared.config.encrypt { "tcp+tls" } else { "tcp" });
-        capabilities.controls_congestion = true;
         capabilities.tells_near = true;
         capabilities
     }

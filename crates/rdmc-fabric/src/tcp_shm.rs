@@ -72,7 +72,6 @@ impl FabricDecorator for TcpShmFabric {
 
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("tcp+shm");
-        capabilities.controls_congestion = true;
         capabilities.tells_near = true;
         capabilities.shares_objects = true;
         capabilities

@@ -25,8 +25,6 @@ pub(crate) struct Flight {
 #[derive(Debug)]
 struct FlightState {
     under_way: u64,
-    /// How few bytes may be under way before more begins; `None` if that does not matter.
-    drains_to: Option<u64>,
     /// Since when nothing was under way, and the round trip then.
     idle_since: Option<(Timestamp, Duration)>,
     /// The bound of a path of which nothing is known yet.
@@ -61,7 +59,6 @@ impl Flight {
     pub(crate) fn new(least: u64) -> Self {
         let state = FlightState {
             under_way: 0,
-            drains_to: None,
             idle_since: None,
             least,
             spans: VecDeque::new(),
@@ -85,11 +82,6 @@ impl Flight {
         while !lock(&self.state).try_begin(bytes, now) {
             changed.changed().await.expect("it lives as long as this future");
         }
-    }
-
-    /// Lets nothing begin until at most `rest` bytes are under way.
-    pub(crate) fn drain_to(&self, rest: u64) {
-        lock(&self.state).drains_to = Some(rest);
     }
 
     /// Counts `bytes` that are asked for in any case.
@@ -125,9 +117,7 @@ impl FlightState {
             // A pause says nothing of the path.
             (self.span_began, self.was_full, self.of_span, self.of_round, self.heap) = (None, false, 0, 0, 0);
         }
-        self.drains_to.take_if(|rest| self.under_way <= *rest);
-        let fits = self.drains_to.is_none() && self.under_way + bytes <= self.bound();
-        let has_room = self.under_way == 0 || fits;
+        let has_room = self.under_way == 0 || self.under_way + bytes <= self.bound();
         if has_room {
             self.under_way += bytes;
         } else {
@@ -260,17 +250,5 @@ mod tests {
         flight.begin(5, START).await;
         flight.add(100);
         assert!(flight.begin(1, START).now_or_never().is_none());
-    }
-
-    #[tokio::test]
-    async fn what_drains_waits_until_little_is_under_way() {
-        let flight = Flight::new(100);
-        flight.begin(50, START).await;
-        flight.drain_to(20);
-        assert!(flight.begin(1, START).now_or_never().is_none());
-        flight.arrived(29, START, ROUND_TRIP);
-        assert!(flight.begin(1, START).now_or_never().is_none());
-        flight.arrived(1, START, ROUND_TRIP);
-        assert!(flight.begin(60, START).now_or_never().is_some());
     }
 }

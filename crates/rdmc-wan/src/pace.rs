@@ -77,13 +77,6 @@ impl Pacer {
         self.rate.map_or(u64::MAX, |rate| rate.burst)
     }
 
-    /// Changes the rate. What was taken before stays taken.
-    pub(crate) fn set_bytes_per_second(&mut self, bytes_per_second: u64) {
-        if let Some(rate) = &mut self.rate {
-            rate.bytes_per_second = bytes_per_second.max(1);
-        }
-    }
-
     /// Takes `bytes` out of the bucket; returns when they may leave, which is `now` unless the bucket is too empty.
     pub(crate) fn take(&mut self, bytes: u64, now: Timestamp) -> Timestamp {
         let Some(rate) = self.rate else { return now };

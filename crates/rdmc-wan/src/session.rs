@@ -68,11 +68,10 @@ pub struct SessionConfig {
     ///
     /// A ring begins with four slabs, or 16 between distant ends. It grows to three times what the path carries in a round trip.
     pub ring_len_max: u64,
-    /// Queue pairs of the data channel, 1 to 64: the end that opens the session decides. Default 4 for TCP; for other
-    /// fabrics 1, and 16 between distant ends.
+    /// Queue pairs of the data channel, 1 to 64: the end that opens the session decides. Default 4 for TCP, 1 for other
+    /// fabrics.
     pub streams: Option<u16>,
-    /// The rate at which data comes to this end. Default `None`: as fast as the path carries it. TCP finds that rate; for
-    /// other fabrics the session does, between distant ends.
+    /// The rate at which data comes to this end. Default `None`: as fast as the fabric goes.
     pub rate: Option<Rate>,
     /// How slabs come to this end. Default `None`: [`SlabVerb::Write`] if it took at least 2 ms to find the other end's
     /// name and connect, else [`SlabVerb::Read`].
@@ -95,9 +94,6 @@ impl SessionConfig {
     pub const STREAMS_MAX: u16 = 64;
     /// Queue pairs of a data channel over TCP, by default.
     pub const STREAMS_OF_TCP: u16 = 4;
-    /// Queue pairs of a data channel over another fabric between distant ends, by default. A lost packet delays those
-    /// behind it on its queue pair alone.
-    pub const STREAMS_OF_DISTANT: u16 = 16;
 
     fn check(&self) -> Result<(), OpenError> {
         if !(Self::SLAB_LEN_MIN..=Self::SLAB_LEN_MAX).contains(&self.slab_len) {
@@ -410,12 +406,6 @@ impl Shared {
             .await;
         self.changed.send_replace(());
         outcome
-    }
-
-    /// Tells whether this end finds the rate of the path itself. Between ends that are close to each other, there is no
-    /// path to speak of.
-    fn finds_rate(&self) -> bool {
-        self.terms.ours.is_distant && !self.fabric.capabilities().controls_congestion
     }
 
     /// Returns the round trip of the connection, or a guess before it is known.

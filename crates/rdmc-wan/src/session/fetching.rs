@@ -10,7 +10,7 @@ use super::Shared;
 use super::error::SessionError;
 use super::landings::Landings;
 use super::link::Failure;
-use super::requests::{Admitted, Requests};
+use super::requests::Requests;
 use super::state::Slab;
 use crate::channel::{Channel, UnderWay};
 use crate::sync::lock;
@@ -75,17 +75,17 @@ impl Shared {
         mut memory: BufferMut,
         place: RemoteMemory,
         attempt: Attempt,
-    ) -> Vec<(UnderWay<BufferMut>, Admitted)> {
+    ) -> Vec<UnderWay<BufferMut>> {
         let (mut pieces, mut offset) = (Vec::new(), 0);
         while !memory.is_empty() {
             let piece = memory.split_to(requests.piece_len().min(memory.len()));
             let len = piece.len() as u64;
-            let admitted = match attempt {
+            match attempt {
                 Attempt::First => requests.admit(len).await,
                 // Nobody takes its pieces before all are posted: several such slabs would wait for each other.
                 Attempt::Again => requests.admit_at_once(len).await,
-            };
-            pieces.push((requests.channel.read(piece, place.slice(offset, len)).await, admitted));
+            }
+            pieces.push(requests.channel.read(piece, place.slice(offset, len)).await);
             offset += len;
         }
         pieces
@@ -141,14 +141,11 @@ impl Shared {
 }
 
 /// Waits for the pieces of a slab; returns their bytes and the check value.
-async fn receive_pieces(
-    requests: &Requests<'_>,
-    pieces: Vec<(UnderWay<BufferMut>, Admitted)>,
-) -> Result<(Buffer, u128), Failure> {
+async fn receive_pieces(requests: &Requests<'_>, pieces: Vec<UnderWay<BufferMut>>) -> Result<(Buffer, u128), Failure> {
     let (mut hasher, mut whole) = (xxhash3_128::Hasher::new(), None::<Buffer>);
-    for (piece, admitted) in pieces {
+    for piece in pieces {
         let piece = piece.done().await?.freeze();
-        requests.passed(admitted);
+        requests.passed(piece.len() as u64);
         for part in piece.chunks(CHECKED_AT_ONCE) {
             hasher.write(part);
             yield_now().await;
@@ -173,7 +170,7 @@ enum SlabSource {
     /// They came with the announcement.
     Here(Buffer),
     /// Reads of its pieces.
-    Read(Vec<(UnderWay<BufferMut>, Admitted)>),
+    Read(Vec<UnderWay<BufferMut>>),
     /// The other end writes so many pieces into a landing.
     Written { landing: u32, pieces: u32, into: BufferMut },
 }

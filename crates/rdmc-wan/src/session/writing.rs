@@ -8,7 +8,7 @@ use rdmc_fabric::WorkError;
 
 use super::Shared;
 use super::link::Failure;
-use super::requests::{Admitted, Requests};
+use super::requests::Requests;
 use super::state::Writing;
 use crate::channel::{Channel, UnderWay};
 
@@ -34,8 +34,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a slab and a landing, and posts the writes of its pieces.
-    async fn write_next(&self, requests: &Requests<'_>) -> Vec<(UnderWay<()>, Admitted)> {
+    /// Waits for a slab and a landing, and posts the writes of its pieces; returns them with their lengths.
+    async fn write_next(&self, requests: &Requests<'_>) -> Vec<(UnderWay<()>, u64)> {
         let piece_len = requests.piece_len();
         let writing = self.until(|state| state.outgoing.next_to_write(piece_len)).await;
         // The slab is to be announced now.
@@ -45,18 +45,18 @@ impl Shared {
         for offset in (0..bytes.len()).step_by(piece_len) {
             let piece = bytes.slice(offset..bytes.len().min(offset + piece_len));
             let len = piece.len() as u64;
-            let admitted = requests.admit(len).await;
-            pieces.push((requests.channel.write(piece, place.slice(offset as u64, len), landing).await, admitted));
+            requests.admit(len).await;
+            pieces.push((requests.channel.write(piece, place.slice(offset as u64, len), landing).await, len));
         }
         pieces
     }
 }
 
 /// Waits until the pieces of a slab are in their landing.
-async fn finish(requests: &Requests<'_>, pieces: Vec<(UnderWay<()>, Admitted)>) -> Result<(), WorkError> {
-    for (piece, admitted) in pieces {
+async fn finish(requests: &Requests<'_>, pieces: Vec<(UnderWay<()>, u64)>) -> Result<(), WorkError> {
+    for (piece, len) in pieces {
         piece.done().await?;
-        requests.passed(admitted);
+        requests.passed(len);
     }
     Ok(())
 }
