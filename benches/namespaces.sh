@@ -4,11 +4,11 @@
 #
 # With DELAY_US in the environment, packets take so many microseconds from host to host: a cable of half that delay
 # joins each host to its switch (benches/cable.c, which needs cc). With UPLINK_DELAY_US, those from rack to rack take
-# so many more.
+# so many more: a cable of half that delay is part of each uplink.
 delay_us=${DELAY_US:-0} uplink_delay_us=${UPLINK_DELAY_US:-0}
 cables=() uplinks=() cable_pids=()
 burst=140000 # Bytes: two full segments of the largest size the stack passes on.
-queue=524288 # Bytes at a switch port.
+queue=${QUEUE:-524288} # Bytes at a switch port.
 down() {
     [ ${#cable_pids[@]} -eq 0 ] || kill "${cable_pids[@]}" 2>/dev/null || true
     [ -z "${cable_dir:-}" ] || rm -rf "$cable_dir"
@@ -35,20 +35,26 @@ add_bridge() {
     ip -n "$name-sw" link set "$1" up
 }
 
-# Joins the bridges rack0 and rack1 by a link that is limited in both directions: add_uplink RATE_MBIT
-add_uplink() {
-    if [ "$uplink_delay_us" -gt 0 ]; then
-        for rack in 0 1; do
-            ip -n "$name-sw" link add "uplink$rack" type veth peer name "between$rack"
-            ip -n "$name-sw" link set "between$rack" up
-            uplinks+=("between$rack")
-        done
-    else
-        ip -n "$name-sw" link add uplink0 type veth peer name uplink1
-    fi
-    for rack in 0 1; do
-        ip -n "$name-sw" link set "uplink$rack" master "rack$rack" up
-        limit_link "uplink$rack" "$1"
+# Makes racks: bridges rack0, rack1, …, each with an uplink to the bridge `core`, which is limited in both directions:
+# add_racks COUNT UPLINK_MBIT
+add_racks() {
+    local rack end
+    add_bridge core
+    for ((rack = 0; rack < $1; rack++)); do
+        add_bridge "rack$rack"
+        end=up$rack
+        if [ "$uplink_delay_us" -gt 0 ]; then
+            end=cable$rack
+            ip -n "$name-sw" link add "up$rack" type veth peer name "above$rack"
+            ip -n "$name-sw" link set "above$rack" up
+            uplinks+=("above$rack" "$end")
+        fi
+        ip -n "$name-sw" link add "down$rack" type veth peer name "$end"
+        ip -n "$name-sw" link set "$end" up
+        ip -n "$name-sw" link set "up$rack" master "rack$rack" up
+        ip -n "$name-sw" link set "down$rack" master core up
+        limit_link "up$rack" "$2"
+        limit_link "down$rack" "$2"
     done
 }
 
@@ -80,7 +86,7 @@ lay_cables() {
     cable_dir=$(mktemp -d)
     cc -O2 -o "$cable_dir/cable" benches/cable.c -lm
     lay_cable $((delay_us / 2)) "${cables[@]}"
-    lay_cable "$uplink_delay_us" "${uplinks[@]}"
+    lay_cable $((uplink_delay_us / 2)) "${uplinks[@]}"
 }
 # Joins pairs of ends by cables: lay_cable DELAY_US ENDS...
 lay_cable() {

@@ -4,11 +4,13 @@
 # inside the namespaces. Prints comma-separated values: receivers, the value of `--algorithm`, the median of the seconds
 # of the whole command, the same over the time that the bytes take at the rate of a port, and the seconds of each round.
 # More arguments of the program may follow an algorithm, after commas: `auto,--racks,none`; they are printed with `+`.
+# `get` is no algorithm: the first receiver runs `rdmc get`. It is measured only with one receiver.
 #
-# With UPLINK_MBIT the hosts stand in two racks, each in another one than the host before it. A link of that rate in
-# either direction joins the racks.
+# With UPLINK_MBIT the hosts stand in RACKS racks (or sites), each in the rack after that of the host before it. Each
+# rack has an uplink of that rate in either direction. QUEUE bytes wait at each port of a switch at most.
 #
-#   [DELAY_US=0] [UPLINK_MBIT=] [UPLINK_DELAY_US=0] benches/program.sh [HOSTS=8] [RATE_MBIT=200] [MIB=64]
+#   [DELAY_US=0] [RACKS=2] [UPLINK_MBIT=] [UPLINK_DELAY_US=0] [QUEUE=524288] [RDMC=PROGRAM] \
+#                 benches/program.sh [HOSTS=8] [RATE_MBIT=200] [MIB=64]
 #                                   [ROUNDS=3] [ALGORITHMS="auto sequential"]
 #                                   [RECEIVERS="1 2 3 4 5 6 7"]
 set -euo pipefail
@@ -16,8 +18,8 @@ cd "$(dirname "$0")/.."
 hosts=${1:-8} rate=${2:-200} mib=${3:-64} rounds=${4:-3} algorithms=${5:-auto sequential}
 receivers=${6:-$(seq -s ' ' $((hosts - 1)))}
 name=rdmcbench$$ # Unique, so that several runs do not meet.
-cargo build --release --quiet -p rdmc-cli
-program=${CARGO_TARGET_DIR:-target}/release/rdmc
+[ -n "${RDMC:-}" ] || cargo build --release --quiet -p rdmc-cli
+program=${RDMC:-${CARGO_TARGET_DIR:-target}/release/rdmc}
 . benches/namespaces.sh
 work=$(mktemp -d)
 pids=()
@@ -29,50 +31,68 @@ finish() {
 }
 trap finish EXIT
 if [ -n "${UPLINK_MBIT:-}" ]; then
-    for rack in 0 1; do add_bridge "rack$rack"; done
-    add_uplink "$UPLINK_MBIT"
-    for ((i = 0; i < hosts; i++)); do add_host $i "rack$((i % 2))"; done
+    racks=${RACKS:-2}
+    add_racks "$racks" "$UPLINK_MBIT"
+    for ((i = 0; i < hosts; i++)); do add_host $i "rack$((i % racks))"; done
 else
     add_bridge switch
     for ((i = 0; i < hosts; i++)); do add_host $i switch; done
 fi
 lay_cables
-head -c "${mib}M" /dev/urandom >"$work/file"
+mkdir "$work/0"
+head -c "${mib}M" /dev/urandom >"$work/0/file"
+if [[ " $algorithms " == *" get"* ]]; then
+    ip netns exec "$name-0" "$program" serve --quiet --listen 10.77.0.1:7472 "$work/0" &
+    pids+=($!)
+fi
 for ((i = 1; i < hosts; i++)); do
     mkdir "$work/$i"
     ip netns exec "$name-$i" "$program" recv --quiet --listen "10.77.0.$((i + 1)):7471" --dir "$work/$i" &
     pids+=($!)
 done
 
-# Sends to the first N receivers; prints the seconds it took: send_to N ALGORITHM[,ARGUMENT...]
-send_to() {
-    local to='' begun ended i arguments
+# Until all listen.
+for ((i = 0; i < hosts; i++)); do
+    [[ $i != 0 || " $algorithms " == *" get"* ]] || continue
+    until [ -n "$(ip netns exec "$name-$i" ss -Hltn '( sport = 7471 or sport = 7472 )')" ]; do sleep 0.1; done
+done
+
+# Brings the file to the first N receivers; prints the seconds it took: bring_to N ALGORITHM[,ARGUMENT...]
+bring_to() {
+    local to='' begun ended i arguments command
     IFS=, read -ra arguments <<<"$2"
     for ((i = 1; i <= $1; i++)); do to+=${to:+,}10.77.0.$((i + 1)):7471; done
+    command=("$name-0" "$program" send --quiet --algorithm "${arguments[@]}" --to "$to" "$work/0/file")
+    [ "${arguments[0]}" != get ] ||
+        command=("$name-1" "$program" get --quiet "${arguments[@]:1}" 10.77.0.1:7472/file "$work/1")
     begun=$(date +%s%N)
-    ip netns exec "$name-0" "$program" send --quiet --algorithm "${arguments[@]}" --to "$to" "$work/file" || exit 1
+    ip netns exec "${command[@]}" || exit 1
     ended=$(date +%s%N)
     for ((i = 1; i <= $1; i++)); do
-        cmp "$work/file" "$work/$i/file" || exit 1
+        cmp "$work/0/file" "$work/$i/file" || exit 1
         rm "$work/$i/file"
     done
     awk "BEGIN { printf \"%.3f\", ($ended - $begun) / 1e9 }"
 }
 
-echo "receivers,algorithm,seconds,over_wire,rounds"
+cases=()
 for n in $receivers; do
-    declare -A taken=()
-    for ((round = 0; round <= rounds; round++)); do
-        for algorithm in $algorithms; do
-            seconds=$(send_to $n "$algorithm")
-            # The first round warms up.
-            [ "$round" = 0 ] || taken[$algorithm]+=" $seconds"
-        done
-    done
     for algorithm in $algorithms; do
-        median=$(tr ' ' '\n' <<<"${taken[$algorithm]# }" | sort -n | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }')
-        over=$(awk "BEGIN { printf \"%.3f\", $median / ($mib * 1048576 * 8 / ($rate * 1e6)) }")
-        echo "$n,${algorithm//,/+},$median,$over,${taken[$algorithm]# }"
+        [[ $algorithm == get* && $n != 1 ]] || cases+=("$n,$algorithm")
     done
-    unset taken
+done
+declare -A taken=()
+for ((round = 0; round <= rounds; round++)); do
+    for case in "${cases[@]}"; do
+        seconds=$(bring_to "${case%%,*}" "${case#*,}")
+        # The first round warms up.
+        [ "$round" = 0 ] || taken[$case]+=" $seconds"
+    done
+done
+echo "receivers,algorithm,seconds,over_wire,rounds"
+for case in "${cases[@]}"; do
+    all=${taken[$case]# } algorithm=${case#*,}
+    median=$(tr ' ' '\n' <<<"$all" | sort -n | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }')
+    over=$(awk "BEGIN { printf \"%.3f\", $median / ($mib * 1048576 * 8 / ($rate * 1e6)) }")
+    echo "${case%%,*},${algorithm//,/+},$median,$over,$all"
 done
