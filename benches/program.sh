@@ -41,7 +41,9 @@ fi
 lay_cables
 mkdir "$work/0"
 head -c "${mib}M" /dev/urandom >"$work/0/file"
-if [[ " $algorithms " == *" get"* ]]; then
+first=1 # The first host that listens: the sender does only if it serves.
+[[ " $algorithms " != *" get"* ]] || first=0
+if [ "$first" = 0 ]; then
     ip netns exec "$name-0" "$program" serve --quiet --listen 10.77.0.1:7472 "$work/0" &
     pids+=($!)
 fi
@@ -52,8 +54,7 @@ for ((i = 1; i < hosts; i++)); do
 done
 
 # Until all listen.
-for ((i = 0; i < hosts; i++)); do
-    [[ $i != 0 || " $algorithms " == *" get"* ]] || continue
+for ((i = first; i < hosts; i++)); do
     until [ -n "$(ip netns exec "$name-$i" ss -Hltn '( sport = 7471 or sport = 7472 )')" ]; do sleep 0.1; done
 done
 

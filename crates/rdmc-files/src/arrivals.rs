@@ -26,7 +26,7 @@ use crate::store::{IncomingFile, Store};
 use crate::words::count;
 
 /// Receives all files of a manifest. Agrees to the end when all are complete and in place. Returns how many receivers
-/// have them. Says `started` when the group is formed: before, nothing is sent.
+/// have them. Says `started` once the group is formed.
 pub(crate) async fn take_files(
     node: &Node,
     spec: GroupSpec,
@@ -162,6 +162,7 @@ impl ReceiveInto {
 }
 
 impl Arrivals<'_> {
+    /// Says that the transfer begins, unless that was said.
     fn begins(&mut self) {
         if let Some(started) = self.started.take() {
             self.events.say(started);
