@@ -119,6 +119,7 @@ impl Fabric for AsyncRdmaFabric {
         let mut capabilities = Capabilities::new("async-rdma");
         capabilities.message_len_max = MESSAGE_LEN_MAX as u64;
         capabilities.registers_cheaply = false;
+        capabilities.needs_pacing = true;
         capabilities
     }
 

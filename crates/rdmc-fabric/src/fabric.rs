@@ -131,6 +131,9 @@ pub struct Capabilities {
     /// Whether the fabric tells when work is [nearly done](crate::Operation::nearly_done), before its completion.
     /// Devices do not.
     pub tells_near: bool,
+    /// Whether the fabric sends at the rate of its port, however little the path carries, and repeats what was lost, as
+    /// devices do. On long paths somebody above it should pace what it sends.
+    pub needs_pacing: bool,
     /// Whether peers can have [objects](SharedObject) in common. A fabric that chooses a
     /// [carrier](crate::QueuePair::carrier) shares objects with the peers that shared memory carries, any other fabric
     /// with all peers.
@@ -161,6 +164,7 @@ impl Capabilities {
             ahead_bytes: u64::MAX,
             port_rate: None,
             tells_near: false,
+            needs_pacing: false,
             shares_objects: false,
         }
     }

@@ -34,7 +34,7 @@ mod workload;
 
 pub use differences::{DifferencesError, KnownDifference, KnownDifferences, Mismatch};
 pub use distance::{BOUND, BOUND_PIPELINE, DistanceCase, DistanceOutcome, PREDICTED};
-pub use wan::LongPath;
+pub use wan::{LongPath, Pace};
 
 /// One experiment, with its name in the program.
 #[derive(Clone, Copy, Debug)]

@@ -41,6 +41,7 @@ impl Fabric for SimFabric {
         // Bits flip only as an injected fault, and checking blocks takes no virtual time.
         capabilities.protects_blocks = true;
         let model = self.world.model();
+        capabilities.needs_pacing = true;
         capabilities.port_rate = Some(model.port_mbps * 125_000 / model.payload_scale);
         capabilities.tells_near = model.nic.notice_bytes > 0;
         capabilities.completion_mode = match model.host.completion {

@@ -168,6 +168,7 @@ impl Fabric for VerbsFabric {
         capabilities.completion_mode = CompletionMode::Event;
         capabilities.registers_cheaply = false;
         capabilities.receives_into_files = false;
+        capabilities.needs_pacing = true;
         // Every packet carries a checksum of the bytes that no switch changes.
         capabilities.protects_blocks = true;
         capabilities.completions_max = u32::try_from(device.attributes.max_cqe).unwrap_or(0);

@@ -1,7 +1,8 @@
 //! The data channel of a session: queue pairs of one fabric, used as one.
 //!
-//! Over TCP, several queue pairs are several connections. On a path that loses packets each recovers by itself, and all
-//! together lose less of their rate. Over shared memory and devices one is enough.
+//! Over TCP, several queue pairs are several connections; over a device, each repeats its own packets. On a path that
+//! loses packets each recovers by itself, and all together lose less of their rate. On short paths over shared memory and
+//! devices one is enough.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdmc_fabric::{
-    Buffer, BufferMut, CompletionQueue, ConnectError, Endpoint, Fabric, FabricError, Operation, Peer, QueuePair,
-    QueuePairConfig, Received, RemoteMemory, Role, WorkError,
+    Buffer, BufferMut, Capabilities, CompletionQueue, ConnectError, Endpoint, Fabric, FabricError, Operation, Peer,
+    QueuePair, QueuePairConfig, Received, RemoteMemory, Role, WorkError,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -37,8 +38,7 @@ impl Channel {
         streams: u16,
         is_written: bool,
     ) -> Result<(Self, CompletionQueue), FabricError> {
-        let receive_depth = if is_written { DEPTH } else { 1 };
-        let config = QueuePairConfig { send_depth: DEPTH, receive_depth, receiver_not_ready: Duration::from_secs(1) };
+        let config = queue_pair_config(is_written);
         let capabilities = fabric.capabilities();
         let completions = config.requests_max() * u32::from(streams);
         let completions = fabric.create_completion_queue(completions, capabilities.completion_mode)?;
@@ -49,6 +49,12 @@ impl Channel {
         });
         let streams = streams.collect::<Result<_, FabricError>>()?;
         Ok((Self { streams, connected: watch::Sender::new(false) }, completions))
+    }
+
+    /// Returns how many streams a channel over a fabric may have.
+    pub(crate) fn streams_max(capabilities: &Capabilities) -> u16 {
+        let most = capabilities.completions_max / queue_pair_config(true).requests_max();
+        u16::try_from(most).unwrap_or(u16::MAX).max(1)
     }
 
     /// Returns what the other end needs to connect.
@@ -171,6 +177,11 @@ impl Drop for Share {
     fn drop(&mut self) {
         self.under_way.fetch_sub(self.len, Ordering::Relaxed);
     }
+}
+
+fn queue_pair_config(is_written: bool) -> QueuePairConfig {
+    let receive_depth = if is_written { DEPTH } else { 1 };
+    QueuePairConfig { send_depth: DEPTH, receive_depth, receiver_not_ready: Duration::from_secs(1) }
 }
 
 /// Most requests that are posted to one queue pair.

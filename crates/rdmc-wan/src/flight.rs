@@ -25,6 +25,8 @@ pub(crate) struct Flight {
 #[derive(Debug)]
 struct FlightState {
     under_way: u64,
+    /// Whether nothing begins until nothing is under way.
+    drains: bool,
     /// Since when nothing was under way, and the round trip then.
     idle_since: Option<(Timestamp, Duration)>,
     /// The bound of a path of which nothing is known yet.
@@ -59,6 +61,7 @@ impl Flight {
     pub(crate) fn new(least: u64) -> Self {
         let state = FlightState {
             under_way: 0,
+            drains: false,
             idle_since: None,
             least,
             spans: VecDeque::new(),
@@ -84,9 +87,9 @@ impl Flight {
         }
     }
 
-    /// Counts `bytes` that are asked for in any case.
-    pub(crate) fn add(&self, bytes: u64) {
-        lock(&self.state).under_way += bytes;
+    /// Lets nothing begin until nothing is under way.
+    pub(crate) fn drain(&self) {
+        lock(&self.state).drains = true;
     }
 
     /// Notes that bytes have arrived.
@@ -116,6 +119,11 @@ impl FlightState {
         {
             // A pause says nothing of the path.
             (self.span_began, self.was_full, self.of_span, self.of_round, self.heap) = (None, false, 0, 0, 0);
+        }
+        self.drains &= self.under_way > 0;
+        if self.drains {
+            // This bound was not reached.
+            return false;
         }
         let has_room = self.under_way == 0 || self.under_way + bytes <= self.bound();
         if has_room {
@@ -248,7 +256,18 @@ mod tests {
         flight.arrived(20, START, ROUND_TRIP);
         waiting.await;
         flight.begin(5, START).await;
-        flight.add(100);
         assert!(flight.begin(1, START).now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn what_drains_waits_until_nothing_is_under_way() {
+        let flight = Flight::new(100);
+        flight.begin(50, START).await;
+        flight.drain();
+        flight.arrived(49, START, ROUND_TRIP);
+        assert!(flight.begin(1, START).now_or_never().is_none());
+        flight.arrived(1, START, ROUND_TRIP);
+        assert!(flight.begin(60, START).now_or_never().is_some());
+        assert!(flight.begin(40, START).now_or_never().is_some());
     }
 }

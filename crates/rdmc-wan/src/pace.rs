@@ -63,13 +63,15 @@ impl fmt::Debug for Rate {
 #[derive(Debug)]
 pub(crate) struct Pacer {
     rate: Option<Rate>,
+    /// How late a caller may be and still get the bytes of the time that it has missed, beyond a burst.
+    lateness: Duration,
     /// When the bucket was, or will be, full.
     full_at: Timestamp,
 }
 
 impl Pacer {
     pub(crate) fn new(rate: Option<Rate>) -> Self {
-        Self { rate, full_at: Timestamp::ZERO }
+        Self { rate, lateness: Duration::ZERO, full_at: Timestamp::ZERO }
     }
 
     /// Returns the most bytes that may be asked for at once.
@@ -77,15 +79,26 @@ impl Pacer {
         self.rate.map_or(u64::MAX, |rate| rate.burst)
     }
 
+    /// Changes the rate to one that was found, with bursts of `burst` bytes. What was taken before stays taken. A task that
+    /// wakes late makes up for that, but a pause does not lead to a longer burst.
+    pub(crate) fn set_found(&mut self, bytes_per_second: u64, burst: usize) {
+        self.rate = Some(Rate::bytes_per_second(bytes_per_second).burst(burst as u64));
+        self.lateness = LATENESS;
+    }
+
     /// Takes `bytes` out of the bucket; returns when they may leave, which is `now` unless the bucket is too empty.
     pub(crate) fn take(&mut self, bytes: u64, now: Timestamp) -> Timestamp {
         let Some(rate) = self.rate else { return now };
         // The bucket is full again when the time of all bytes taken out has passed.
-        self.full_at = self.full_at.max(now) + rate.time_of(bytes);
+        let is_late = now.since(self.full_at) > self.lateness;
+        self.full_at = if is_late { now } else { self.full_at } + rate.time_of(bytes);
         let ahead = self.full_at.since(now);
         now + ahead.saturating_sub(rate.time_of(rate.burst))
     }
 }
+
+/// How late a task wakes, if it is not kept from running.
+const LATENESS: Duration = Duration::from_millis(2);
 
 #[cfg(test)]
 mod tests {
@@ -128,6 +141,24 @@ mod tests {
             sent += 1000;
         }
         assert!((990_000..=1_012_000).contains(&sent), "{sent} bytes in a second");
+    }
+
+    /// With bursts that are far shorter than what passes in a millisecond.
+    #[test]
+    fn a_rate_that_was_found_is_used_in_full_but_not_made_up_for_after_a_pause() {
+        let mut pacer = Pacer::new(None);
+        pacer.set_found(100_000_000, 1000);
+        let begin = Timestamp::from_nanos(5_000_000_000);
+        let end = begin + Duration::from_secs(1);
+        let (mut now, mut sent, mut first) = (begin, 0, 0);
+        while now < end {
+            let leaves = pacer.take(1000, now);
+            now = Timestamp::from_nanos(leaves.as_nanos().div_ceil(1_000_000) * 1_000_000);
+            sent += 1000;
+            first += u64::from(now == begin);
+        }
+        assert!((99_000_000..=100_200_000).contains(&sent), "{sent} bytes in a second");
+        assert_eq!(first, 1, "a burst after a pause");
     }
 
     #[test]

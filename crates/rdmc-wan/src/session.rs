@@ -66,12 +66,14 @@ pub struct SessionConfig {
     pub slab_len: usize,
     /// Most bytes of each ring: one for each direction, and one for slabs that are written. Default 256 MiB.
     ///
-    /// A ring begins with four slabs, or 16 between distant ends. It grows to three times what the path carries in a round trip.
+    /// A ring begins with four slabs, or 16 between distant ends. It grows to three times what the path carries in a
+    /// round trip.
     pub ring_len_max: u64,
-    /// Queue pairs of the data channel, 1 to 64: the end that opens the session decides. Default 4 for TCP, 1 for other
-    /// fabrics.
+    /// Queue pairs of the data channel, 1 to 64: the end that opens the session decides. Default 4 for TCP, 16 for devices
+    /// if it took at least 2 ms to find the other end's name and connect, else 1.
     pub streams: Option<u16>,
-    /// The rate at which data comes to this end. Default `None`: as fast as the fabric goes.
+    /// The rate at which data comes to this end. Default `None`: as fast as the path carries it. TCP finds that rate; over
+    /// a device the session does if a round trip takes at least 2 ms.
     pub rate: Option<Rate>,
     /// How slabs come to this end. Default `None`: [`SlabVerb::Write`] if it took at least 2 ms to find the other end's
     /// name and connect, else [`SlabVerb::Read`].
@@ -94,6 +96,9 @@ impl SessionConfig {
     pub const STREAMS_MAX: u16 = 64;
     /// Queue pairs of a data channel over TCP, by default.
     pub const STREAMS_OF_TCP: u16 = 4;
+    /// Queue pairs of a data channel over a device between distant ends, by default, or as many as its completion queues
+    /// hold. A lost packet delays those behind it on its queue pair alone.
+    pub const STREAMS_OF_DISTANT: u16 = 16;
 
     fn check(&self) -> Result<(), OpenError> {
         if !(Self::SLAB_LEN_MIN..=Self::SLAB_LEN_MAX).contains(&self.slab_len) {
@@ -417,7 +422,7 @@ impl Shared {
 /// Slabs of a ring that has not grown, and of one between distant ends.
 const SLABS_MIN: usize = 4;
 const SLABS_OF_DISTANT: usize = 16;
-/// Ends are distant if it takes so long to connect.
+/// Ends are distant if it takes so long to connect. The rate of a path with at least this round trip is found.
 const DISTANT: Duration = Duration::from_millis(2);
 const DETECTION_MIN: Duration = Duration::from_millis(100);
 const DETECTION_MAX: Duration = Duration::from_secs(3600);

@@ -136,6 +136,20 @@ pub(crate) const SUITES: &[Suite] = &[
         ],
         ..RXE
     },
+    // The same between distant devices: over several queue pairs, at a rate that the session finds.
+    Suite {
+        name: "sessions-far",
+        builds: &[WORKSPACE],
+        command: &[
+            "sh",
+            "-ec",
+            "for device in lo veth1 veth2; do
+                 tc qdisc replace dev $device root netem delay 3ms limit 100000
+             done
+             RDMC_TEST_REQUIRE=rdma {test:integration-tests/suite} --test-threads 1 --nocapture sessions::verbs::",
+        ],
+        ..RXE
+    },
     // The fabric's own tests, that of its layouts against the headers of libibverbs included.
     Suite { name: "verbs-lib", builds: &[WORKSPACE], command: &["{lib:rdmc_verbs}", "--test-threads", "1"], ..RXE },
     // What iWARP can do for us: be refused with the reason.

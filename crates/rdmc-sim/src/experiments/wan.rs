@@ -38,8 +38,8 @@ pub struct LongPath {
     pub slab_bytes: u64,
     /// Most bytes of the ring of each end.
     pub ring_bytes: u64,
-    /// Bytes per second that the session asks for, and how many of them at once; `None` for no limit.
-    pub pace: Option<(u64, u64)>,
+    /// How fast the session asks for bytes.
+    pub pace: Pace,
     /// Most reads of a queue pair at once; 0 for no limit.
     pub reads_max: u32,
     /// Queue pairs of the session.
@@ -48,6 +48,22 @@ pub struct LongPath {
     pub receive_by: SlabVerb,
     /// Decides everything random.
     pub seed: u64,
+}
+
+/// How fast a session asks for bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// As fast as the ports are.
+    Port,
+    /// So many bytes per second, and so many of them at once.
+    Given {
+        /// Bytes per second.
+        bytes_per_second: u64,
+        /// Most bytes at once.
+        burst: u64,
+    },
+    /// As fast as the session finds that the path is.
+    Found,
 }
 
 impl LongPath {
@@ -62,7 +78,7 @@ impl LongPath {
             path: None,
             slab_bytes: 1 << 20,
             ring_bytes: 1 << 29,
-            pace: None,
+            pace: Pace::Port,
             reads_max: 0,
             streams: 1,
             receive_by: SlabVerb::Read,
@@ -174,8 +190,13 @@ impl LongPath {
         config.ring_len_max = self.ring_bytes / Self::SCALE;
         config.streams = Some(self.streams);
         config.receive_by = Some(self.receive_by);
-        config.rate =
-            self.pace.map(|(rate, burst)| Rate::bytes_per_second(rate / Self::SCALE).burst(burst / Self::SCALE));
+        config.rate = match self.pace {
+            Pace::Port => Some(Rate::bytes_per_second(u64::MAX).burst(u64::MAX)),
+            Pace::Given { bytes_per_second, burst } => {
+                Some(Rate::bytes_per_second(bytes_per_second / Self::SCALE).burst(burst / Self::SCALE))
+            }
+            Pace::Found => None,
+        };
         config
     }
 }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use rdmc_sim::experiments::LongPath;
+use rdmc_sim::experiments::{LongPath, Pace};
 use rdmc_sim::{PathModel, PolicerModel};
+use rdmc_wan::{SessionConfig, SlabVerb};
 
 fn path(round_trip_ms: u64) -> LongPath {
     LongPath::new(Duration::from_millis(round_trip_ms))
@@ -84,12 +85,39 @@ fn jitter_slows_nothing_and_mixes_nothing_up() {
 fn a_paced_session_passes_a_policer_that_stalls_others() {
     let policer = Some(PolicerModel { mbps: 5_000, burst_bytes: 1_000_000 });
     let policed = LongPath { path: Some(PathModel { policer, ..PathModel::default() }), ..path(60) };
-    let paced = rate(&LongPath { pace: Some((625_000_000, 256 << 10)), ..policed.clone() });
+    let paced =
+        rate(&LongPath { pace: Pace::Given { bytes_per_second: 625_000_000, burst: 256 << 10 }, ..policed.clone() });
     assert!((4_900.0..5_010.0).contains(&paced), "{paced}");
     // A burst passes, with what fills the bucket meanwhile, in each round trip.
     let unpaced = rate(&policed);
     let bursts = 2.0 * 1_000_000.0 * 8e-6 / 0.06;
     assert!((0.8 * bursts..1.2 * bursts).contains(&unpaced), "{unpaced}, not {bursts}");
+}
+
+/// Without it, the policer admits a burst in each round trip, and each lost packet costs a round trip of everything.
+#[test]
+fn a_session_that_finds_the_rate_keeps_it_behind_policers_and_when_packets_are_lost() {
+    let finding = LongPath {
+        pace: Pace::Found,
+        streams: SessionConfig::STREAMS_OF_DISTANT,
+        receive_by: SlabVerb::Write,
+        ..path(120)
+    };
+    let behind = |mbps| {
+        let policer = Some(PolicerModel { mbps, burst_bytes: 1_000_000 });
+        LongPath { path: Some(PathModel { policer, ..PathModel::default() }), ..finding.clone() }
+    };
+    let losing = LongPath { path: with_loss(1e-5, 120).path, ..finding.clone() };
+    for (path, least, most) in [
+        (&finding, 9_990.0, 10_010.0),
+        (&losing, 9_000.0, 10_000.0),
+        (&behind(5_000), 3_000.0, 5_010.0),
+        (&behind(2_000), 1_200.0, 2_010.0),
+    ] {
+        let mbps = path.rate_after(Duration::from_secs(5), Duration::from_secs(35)).expect("the session lasts");
+        println!("{:?}: {mbps:.0} Mbit/s", path.path);
+        assert!((least..most).contains(&mbps), "{mbps} Mbit/s of {path:?}");
+    }
 }
 
 #[test]

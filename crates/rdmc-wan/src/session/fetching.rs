@@ -1,9 +1,12 @@
 //! Slabs that come to this end: it reads them from the memory of the other end, or the other end writes them to
 //! [landings](super::landings).
 
+use std::pin::pin;
+
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use rdmc_fabric::{Buffer, BufferMut, RemoteMemory};
+use tokio::sync::oneshot;
 use twox_hash::xxhash3_128;
 
 use super::Shared;
@@ -12,19 +15,22 @@ use super::landings::Landings;
 use super::link::Failure;
 use super::requests::Requests;
 use super::state::Slab;
-use crate::channel::{Channel, UnderWay};
+use crate::channel::Channel;
 use crate::sync::lock;
 use crate::wire::{Place, SlabFrame};
 
 impl Shared {
     /// Fetches announced slabs in their order, several at once.
     pub(super) async fn fetch_slabs(&self, channel: &Channel, landings: &Landings) -> Result<Failure, Failure> {
-        let requests = &Requests::new(self, channel, self.terms.rate, &self.incoming_ring);
+        let (requests, posted) = Requests::new(self, channel, self.terms.rate, &self.incoming_ring);
+        let requests = &requests;
+        let mut driving = pin!(requests.drive(posted));
         let mut under_way = FuturesOrdered::new();
         let mut posting = Box::pin(self.post_next(requests, landings));
         loop {
             tokio::select! {
                 biased;
+                error = &mut driving => return Err(error.into()),
                 Some(fetched) = under_way.next() => self.deliver(fetched?),
                 posted = &mut posting => {
                     let (frame, source) = posted?;
@@ -39,15 +45,13 @@ impl Shared {
     /// Waits for the next slab to be announced and for memory; posts the reads of its pieces.
     async fn post_next(
         &self,
-        requests: &Requests<'_>,
+        requests: &Requests<'_, BufferMut>,
         landings: &Landings,
     ) -> Result<(SlabFrame, SlabSource), Failure> {
         let frame = self.until(|state| state.incoming.next_announced()).await;
         let mut memory = self.memory_of(&frame).await?;
         let source = match &frame.place {
-            Place::Exposed(place) => {
-                SlabSource::Read(self.read(requests, memory, RemoteMemory::decode(*place), Attempt::First).await)
-            }
+            Place::Exposed(place) => SlabSource::Read(self.read(requests, memory, RemoteMemory::decode(*place)).await),
             Place::Inline(bytes) => {
                 // It keeps its place in the ring, too.
                 memory.copy_from_slice(bytes);
@@ -71,21 +75,17 @@ impl Shared {
     /// Posts the reads of a slab's pieces.
     async fn read(
         &self,
-        requests: &Requests<'_>,
+        requests: &Requests<'_, BufferMut>,
         mut memory: BufferMut,
         place: RemoteMemory,
-        attempt: Attempt,
-    ) -> Vec<UnderWay<BufferMut>> {
+    ) -> Vec<oneshot::Receiver<BufferMut>> {
         let (mut pieces, mut offset) = (Vec::new(), 0);
         while !memory.is_empty() {
             let piece = memory.split_to(requests.piece_len().min(memory.len()));
             let len = piece.len() as u64;
-            match attempt {
-                Attempt::First => requests.admit(len).await,
-                // Nobody takes its pieces before all are posted: several such slabs would wait for each other.
-                Attempt::Again => requests.admit_at_once(len).await,
-            }
-            pieces.push(requests.channel.read(piece, place.slice(offset, len)).await);
+            let admitted = requests.admit(len).await;
+            let under_way = requests.channel.read(piece, place.slice(offset, len)).await;
+            pieces.push(requests.track(under_way, admitted));
             offset += len;
         }
         pieces
@@ -94,7 +94,7 @@ impl Shared {
     /// Waits for the bytes of a slab, and compares them with what was announced.
     async fn receive(
         &self,
-        requests: &Requests<'_>,
+        requests: &Requests<'_, BufferMut>,
         landings: &Landings,
         mut frame: SlabFrame,
         mut source: SlabSource,
@@ -105,7 +105,7 @@ impl Shared {
                     let check = xxhash3_128::Hasher::oneshot(&bytes);
                     (bytes, check)
                 }
-                SlabSource::Read(pieces) => receive_pieces(requests, pieces).await?,
+                SlabSource::Read(pieces) => receive_pieces(pieces).await?,
                 SlabSource::Written { landing, pieces, into } => landings.take(self, landing, pieces, into).await?,
             };
             if check == frame.check {
@@ -123,7 +123,7 @@ impl Shared {
             };
             drop(bytes);
             let memory = self.memory_of(&frame).await?;
-            source = SlabSource::Read(self.read(requests, memory, RemoteMemory::decode(place), Attempt::Again).await);
+            source = SlabSource::Read(self.read(requests, memory, RemoteMemory::decode(place)).await);
         }
     }
 
@@ -141,11 +141,10 @@ impl Shared {
 }
 
 /// Waits for the pieces of a slab; returns their bytes and the check value.
-async fn receive_pieces(requests: &Requests<'_>, pieces: Vec<UnderWay<BufferMut>>) -> Result<(Buffer, u128), Failure> {
+async fn receive_pieces(pieces: Vec<oneshot::Receiver<BufferMut>>) -> Result<(Buffer, u128), Failure> {
     let (mut hasher, mut whole) = (xxhash3_128::Hasher::new(), None::<Buffer>);
     for piece in pieces {
-        let piece = piece.done().await?.freeze();
-        requests.passed(piece.len() as u64);
+        let piece = piece.await.map_err(|_| Failure::Lost("a read has failed".into()))?.freeze();
         for part in piece.chunks(CHECKED_AT_ONCE) {
             hasher.write(part);
             yield_now().await;
@@ -158,19 +157,12 @@ async fn receive_pieces(requests: &Requests<'_>, pieces: Vec<UnderWay<BufferMut>
     Ok((whole.unwrap_or_else(Buffer::empty), hasher.finish_128()))
 }
 
-/// Whether a slab is fetched for the first time.
-#[derive(Clone, Copy)]
-enum Attempt {
-    First,
-    Again,
-}
-
 /// Where the bytes of an announced slab come from.
 enum SlabSource {
     /// They came with the announcement.
     Here(Buffer),
     /// Reads of its pieces.
-    Read(Vec<UnderWay<BufferMut>>),
+    Read(Vec<oneshot::Receiver<BufferMut>>),
     /// The other end writes so many pieces into a landing.
     Written { landing: u32, pieces: u32, into: BufferMut },
 }

@@ -114,7 +114,7 @@ impl Opener {
     /// Connects, and agrees with the other end; goes on with the session if there is one.
     async fn open(&self, fabrics: &[Arc<dyn Fabric>], shared: Option<&Shared>) -> Result<Reached, OpenError> {
         let unreachable = |source| OpenError::Unreachable { address: self.address.clone(), source };
-        fabrics.iter().for_each(|fabric| fabric.connect_ahead(&self.address, self.streams(fabric)));
+        fabrics.iter().for_each(|fabric| fabric.connect_ahead(&self.address, self.streams(fabric, false)));
         let began = self.environment.now();
         let mut stream = self.environment.connect(&self.address).await.map_err(unreachable)?;
         let is_distant = self.environment.now().since(began) >= DISTANT;
@@ -126,7 +126,7 @@ impl Opener {
         }
         let mut channels = Vec::new();
         for fabric in fabrics {
-            channels.push(Channel::new(&**fabric, self.streams(fabric), ours.has_landings)?);
+            channels.push(Channel::new(&**fabric, self.streams(fabric, ours.is_distant), ours.has_landings)?);
         }
         let opened = self.greet(&mut stream, fabrics, &channels, shared, ours).await?;
         let chosen = usize::from(opened.chosen);
@@ -140,9 +140,17 @@ impl Opener {
         Ok(Reached { ours, opened, link, fabric: fabrics[chosen].clone() })
     }
 
-    fn streams(&self, fabric: &Arc<dyn Fabric>) -> u16 {
-        let of_tcp = fabric.capabilities().name.starts_with("tcp");
-        self.config.streams.unwrap_or(if of_tcp { SessionConfig::STREAMS_OF_TCP } else { 1 })
+    fn streams(&self, fabric: &Arc<dyn Fabric>, is_distant: bool) -> u16 {
+        let capabilities = fabric.capabilities();
+        self.config.streams.unwrap_or_else(|| {
+            if capabilities.name.starts_with("tcp") {
+                SessionConfig::STREAMS_OF_TCP
+            } else if capabilities.needs_pacing && is_distant {
+                SessionConfig::STREAMS_OF_DISTANT.min(Channel::streams_max(&capabilities))
+            } else {
+                1
+            }
+        })
     }
 
     /// Exchanges the first frames.

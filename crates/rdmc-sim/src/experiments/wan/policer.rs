@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use rdmc_wan::{SessionConfig, SlabVerb};
+
 use super::super::measure::in_parallel;
 use super::super::{ExperimentError, Finding, Options, Report, Table};
-use super::{LongPath, MINUTE, RDMA_MBPS, TCP_MBPS};
+use super::{LongPath, MINUTE, Pace, RDMA_MBPS, TCP_MBPS};
 use crate::path::{PathModel, PolicerModel};
 use crate::plot::{Axis, BarSeries, Bars, Content, Figure, Panel, Reference};
 use crate::tcp_model::TcpModel;
@@ -35,15 +37,23 @@ fn cases(seed: u64) -> Vec<(&'static str, Sender)> {
         seed,
         ..LongPath::new(ROUND_TRIP)
     };
-    let paced = LongPath { pace: Some((PACE, 256 << 10)), ..path.clone() };
+    let pace = |burst| Pace::Given { bytes_per_second: PACE, burst };
+    let paced = LongPath { pace: pace(256 << 10), ..path.clone() };
+    let found = LongPath {
+        pace: Pace::Found,
+        streams: SessionConfig::STREAMS_OF_DISTANT,
+        receive_by: SlabVerb::Write,
+        ..path.clone()
+    };
     vec![
         ("paced", Sender::Session(paced.clone())),
         (
             "paced, reads of 4 MiB",
-            Sender::Session(LongPath { slab_bytes: 4 << 20, pace: Some((PACE, 4 << 20)), ..paced.clone() }),
+            Sender::Session(LongPath { slab_bytes: 4 << 20, pace: pace(4 << 20), ..paced.clone() }),
         ),
         ("paced, short ring", Sender::Session(LongPath { ring_bytes: SHORT_RING, ..paced })),
         ("not paced", Sender::Session(path)),
+        ("rate found", Sender::Session(found)),
         ("TCP x 1", Sender::Tcp(1)),
         ("TCP x 8", Sender::Tcp(8)),
     ]
@@ -51,6 +61,10 @@ fn cases(seed: u64) -> Vec<(&'static str, Sender)> {
 
 fn measure(sender: &Sender, seed: u64) -> Result<(f64, f64), ExperimentError> {
     match sender {
+        // It tries higher rates now and then.
+        Sender::Session(path) if path.pace == Pace::Found => {
+            Ok((path.rate(MINUTE)?, path.rate_after(MINUTE, 2 * MINUTE)?))
+        }
         Sender::Session(path) => Ok((path.first_minute()?, path.rate_after(SETTLING, MEASURED)?)),
         &Sender::Tcp(streams) => {
             let tcp = TcpModel { mbps: TCP_MBPS, policer: Some(POLICER), ..TcpModel::new(streams, ROUND_TRIP) };
@@ -93,7 +107,7 @@ pub(in super::super) fn run(options: &Options) -> Result<Report, ExperimentError
 fn findings(rates: &[(f64, f64)]) -> Vec<Finding> {
     let share = |(first, later): (f64, f64)| (first / POLICER.mbps as f64, later / POLICER.mbps as f64);
     let text = |(first, later): (f64, f64)| format!("{:.0} % of its rate, later {:.0} %", first * 1e2, later * 1e2);
-    let [paced, long_reads, short_ring, unpaced, one, eight] =
+    let [paced, long_reads, short_ring, unpaced, found, one, eight] =
         std::array::from_fn(|place| share(*rates.get(place).unwrap_or(&(f64::NAN, f64::NAN))));
     vec![
         Finding {
@@ -120,6 +134,12 @@ fn findings(rates: &[(f64, f64)]) -> Vec<Finding> {
             paper: "stalls".into(),
             here: text(unpaced),
             agrees: unpaced.1 < 0.2,
+        },
+        Finding {
+            what: "session that finds the rate, over 16 queue pairs".into(),
+            paper: "future work".into(),
+            here: text(found),
+            agrees: found.0 > 0.5 && found.1 > 0.8,
         },
         Finding {
             what: "TCP, one stream (shape only)".into(),
