@@ -19,6 +19,7 @@ mod channel;
 #[doc(hidden)]
 #[macro_use]
 pub mod conformance;
+mod explained;
 mod finder;
 mod flight;
 #[cfg(feature = "fuzzing")]
