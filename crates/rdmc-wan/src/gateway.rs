@@ -51,7 +51,7 @@ mod transparent;
 
 pub use client::{Client, RefusedClient};
 pub use entrance::Entrance;
-pub use exit::{Exit, Route};
+pub use exit::{Exit, RefusedFlow, Route};
 pub use note::RefusedReason;
 pub use socks::SocksError;
 pub use target::{AllowList, AllowRule, ParseAllowRuleError, ParseTargetError, Target};
@@ -174,7 +174,8 @@ async fn receive(
             Err(error) => {
                 // An end that has finished drops the session.
                 if error != SessionError::Closed {
-                    tracing::warn!(?session, %error, "the session of the gateway has failed");
+                    // The application learns of it by `ended`.
+                    tracing::debug!(?session, %error, "the session of the gateway has failed");
                 }
                 return Received::Part;
             }

@@ -1,5 +1,6 @@
 //! The end of a gateway that connects flows to their targets, or to the next gateway.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,33 +56,61 @@ pub enum Route {
 
 impl Route {
     /// Connects a flow that has passed so many gateways.
-    async fn connect(&self, target: &Target, passed: u8, within: Duration) -> Result<Socket, RefusedReason> {
+    async fn connect(&self, target: &Target, passed: u8, within: Duration) -> Result<Socket, Refusal> {
         match self {
             Self::Targets(allow) => {
                 let environment = TokioEnvironment::new();
                 let environment: &dyn Environment = &environment;
                 let connected = environment.timeout(within, allow.connect(target)).await;
-                connected.unwrap_or(Err(RefusedReason::TimedOut)).map(Socket::of)
+                Ok(Socket::of(connected.unwrap_or(Err(RefusedReason::TimedOut))?))
             }
-            Self::Next { .. } if passed >= PASSED_MAX => Err(RefusedReason::Loop),
-            Self::Next { allow: Some(allow), .. } if !allow.allows(target) => Err(RefusedReason::NotAllowed),
+            Self::Next { .. } if passed >= PASSED_MAX => Err(RefusedReason::Loop.into()),
+            Self::Next { allow: Some(allow), .. } if !allow.allows(target) => Err(RefusedReason::NotAllowed.into()),
             Self::Next { clients, .. } => {
                 let (near, far) = pipe();
                 let (answer, answered) = oneshot::channel();
                 let client = Client::of_flow(far, target.clone(), passed + 1, answer);
                 clients.send(client).await.map_err(|_| RefusedReason::Closing)?;
-                answered.await.unwrap_or(Err(RefusedReason::Closing))?;
+                let answer = answered.await.map_err(|_| RefusedReason::Closing)?;
+                answer.map_err(|reason| Refusal { reason, is_passed_on: true })?;
                 Ok(Socket::Pipe(near))
             }
         }
     }
 }
 
+/// Why a flow is not connected.
+#[derive(Debug)]
+struct Refusal {
+    reason: RefusedReason,
+    /// Whether the next gateway has said so.
+    is_passed_on: bool,
+}
+
+impl From<RefusedReason> for Refusal {
+    fn from(reason: RefusedReason) -> Self {
+        Self { reason, is_passed_on: false }
+    }
+}
+
+/// A flow that an exit has refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RefusedFlow {
+    /// Where it should lead.
+    pub target: Target,
+    /// Why it is not connected.
+    pub reason: RefusedReason,
+}
+
 /// The end of a gateway that connects flows to their targets, or to the next gateway.
 ///
 /// If it is dropped, all its flows are reset.
 #[derive(Debug)]
-pub struct Exit(pub(super) Gateway);
+pub struct Exit {
+    pub(super) gateway: Gateway,
+    refused: tokio::sync::Mutex<mpsc::Receiver<RefusedFlow>>,
+}
 
 impl Exit {
     /// Accepts the session of an [`Entrance`](super::Entrance), whose flows lead where `route` says.
@@ -95,30 +124,54 @@ impl Exit {
         if request.metadata() != GREETING {
             let address = request.from().map_or_else(|| "the other end".to_owned(), |from| from.to_string());
             request.refuse("this is the exit of a gateway, which takes flows only").await;
-            return Err(OpenError::Refused { address, reason: "it is no entrance of a gateway".to_owned() });
+            return Err(OpenError::Handshake { address, source: io::Error::other("it is no entrance of a gateway") });
         }
         let session = request.accept(GREETING.to_vec()).await?;
         let (route, within) = (Arc::new(route), config.connect_within);
-        let opened = move |hub: &Arc<Hub>, number, target, passed, spawner: &Spawner| {
-            if let Some(flow) = hub.admit(number)? {
-                let (hub, route) = (hub.clone(), route.clone());
-                spawner.spawn(Box::pin(async move {
-                    serve(&hub, &flow, &target, route.connect(&target, passed, within)).await;
-                }));
-            }
+        let (tell, refused) = mpsc::channel(REFUSED_MAX);
+        // The application may have no wish to hear of them.
+        let note = move |target, reason| drop(tell.try_send(RefusedFlow { target, reason }));
+        let opened = move |hub: &Arc<Hub>, number, target: Target, passed, spawner: &Spawner| {
+            let flow = match hub.admit(number)? {
+                Ok(flow) => flow,
+                Err(reason) => {
+                    note(target, reason);
+                    return Ok(());
+                }
+            };
+            let (hub, route, note) = (hub.clone(), route.clone(), note.clone());
+            spawner.spawn(Box::pin(async move {
+                let served = serve(&hub, &flow, &target, route.connect(&target, passed, within)).await;
+                if let Err(Refusal { reason, is_passed_on: false }) = served {
+                    note(target, reason);
+                }
+            }));
             Ok(())
         };
-        Ok(Self(Gateway::new(session, &config, opened)))
+        Ok(Self { gateway: Gateway::new(session, &config, opened), refused: refused.into() })
+    }
+
+    /// Waits for the next flow that this exit refuses. Of those that come faster than they are taken, it keeps 64. A
+    /// flow that the next gateway has refused is not among them: that gateway tells of it.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn next_refused(&self) -> RefusedFlow {
+        match self.refused.lock().await.recv().await {
+            Some(refused) => refused,
+            // There will be no more flows.
+            None => std::future::pending().await,
+        }
     }
 
     /// Returns how many flows there are.
     pub fn flow_count(&self) -> usize {
-        self.0.hub.flow_count()
+        self.gateway.hub.flow_count()
     }
 
     /// Returns the session, for its counters.
     pub fn session(&self) -> &SessionHandle {
-        &self.0.session
+        &self.gateway.session
     }
 
     /// Waits until the session has ended. Flows whose last bytes have come are written to their end, for at most 60 s.
@@ -130,7 +183,7 @@ impl Exit {
     /// # Errors
     /// How it failed.
     pub async fn ended(&self) -> Result<(), SessionError> {
-        self.0.ended().await
+        self.gateway.ended().await
     }
 
     /// Refuses new flows, lets the others end by themselves for at most `drain`, resets the rest, and ends the session.
@@ -138,37 +191,48 @@ impl Exit {
     /// # Cancel safety
     /// If the future is dropped, all flows are reset.
     pub async fn finish(self, drain: Duration) {
-        self.0.finish(drain).await;
+        self.gateway.finish(drain).await;
     }
 }
 
 /// Connects a flow, and carries it.
+///
+/// # Errors
+/// It is refused. The other end hears of it.
 async fn serve(
     hub: &Hub,
     flow: &Arc<Flow>,
     target: &Target,
-    connecting: impl Future<Output = Result<Socket, RefusedReason>>,
-) {
+    connecting: impl Future<Output = Result<Socket, Refusal>>,
+) -> Result<(), Refusal> {
     let connected = tokio::select! {
         biased;
         // The program has given up.
-        _ = flow.over() => return hub.remove(flow.number, None),
+        _ = flow.over() => {
+            hub.remove(flow.number, None);
+            return Ok(());
+        }
         connected = connecting => connected,
     };
-    let begun = connected.and_then(|socket| flow.connect(socket).map_err(|_| RefusedReason::Failed));
+    let begun = connected.and_then(|socket| flow.connect(socket).map_err(|_| RefusedReason::Failed.into()));
     match begun {
         Ok(()) => {
             tracing::debug!(flow = flow.number, %target, "flow connected");
             hub.push(Piece::Opened { flow: flow.number });
             flow.begin();
             carry(hub, flow).await;
+            Ok(())
         }
-        Err(reason) => {
+        Err(refusal) => {
+            let reason = refusal.reason;
             tracing::info!(flow = flow.number, %target, %reason, "flow refused");
             hub.remove(flow.number, Some(Piece::Refused { flow: flow.number, reason }));
+            Err(refusal)
         }
     }
 }
 
+/// Refused flows of which the application has not heard.
+const REFUSED_MAX: usize = 64;
 /// Most gateways that a flow passes between its entrance and its exit.
 const PASSED_MAX: u8 = 8;

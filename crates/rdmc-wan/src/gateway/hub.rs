@@ -93,8 +93,8 @@ impl Hub {
         Ok(flow)
     }
 
-    /// Adds a flow of the other end. `None` if it is refused: then the other end hears of it.
-    pub(super) fn admit(&self, number: FlowNumber) -> Result<Option<Arc<Flow>>, Violation> {
+    /// Adds a flow of the other end, or refuses it: then the other end hears of it.
+    pub(super) fn admit(&self, number: FlowNumber) -> Result<Result<Arc<Flow>, RefusedReason>, Violation> {
         let flow = self.change(|state| {
             if number != state.last + 1 {
                 return Err(Violation("a flow out of order"));
@@ -107,12 +107,12 @@ impl Hub {
             let reason = match state.closing {
                 true => RefusedReason::Closing,
                 false if state.flows.len() >= self.flows_max => RefusedReason::TooMany,
-                false => return Ok(Some(state.add(number, &self.memory))),
+                false => return Ok(Ok(state.add(number, &self.memory))),
             };
             state.pieces.push_back(Piece::Refused { flow: number, reason });
-            Ok(None)
+            Ok(Err(reason))
         })?;
-        if let Some(flow) = &flow {
+        if let Ok(flow) = &flow {
             self.widen(flow);
         }
         Ok(flow)
@@ -293,8 +293,8 @@ mod tests {
         assert_eq!(entrance.open(target(), 0).unwrap().number, 3);
         entrance.close();
         assert_eq!(entrance.open(target(), 0).unwrap_err(), RefusedReason::Closing);
-        let admitted = [1, 2, 3].map(|number| exit.admit(number).unwrap().is_some());
-        assert_eq!(admitted, [true, true, false]);
+        let admitted = [1, 2, 3].map(|number| exit.admit(number).unwrap().map(drop));
+        assert_eq!(admitted, [Ok(()), Ok(()), Err(RefusedReason::TooMany)]);
         let next = std::iter::from_fn(|| exit.next()).find_map(|next| match next {
             Next::Piece(piece) => Some(piece),
             _ => None,

@@ -108,7 +108,7 @@ impl Rig {
 
     async fn emptied(&self) {
         self.entrance.0.hub.emptied().await;
-        self.exit.0.hub.emptied().await;
+        self.exit.gateway.hub.emptied().await;
     }
 }
 
@@ -340,6 +340,8 @@ async fn a_target_that_is_not_allowed_is_refused_and_not_connected() {
     let rig = Rig { entrance: Arc::new(entrance), exit, _listener: listener, programs, targets };
     let (_near, answer) = watched(rig.socks(&connect_request(rig.targets.local_addr().unwrap()))).await;
     assert_eq!(answer[1], 2);
+    let refused = watched(rig.exit.next_refused()).await;
+    assert_eq!((refused.target, refused.reason), (rig.target(), RefusedReason::NotAllowed));
     assert!(rig.targets.accept().now_or_never().is_none());
 }
 
@@ -457,7 +459,7 @@ async fn bytes_that_have_come_are_written_after_the_other_end_has_finished() {
     let sending = async {
         far.write_all(&bytes).await.unwrap();
         far.shutdown().await.unwrap();
-        rig.exit.0.hub.emptied().await;
+        rig.exit.gateway.hub.emptied().await;
     };
     let reading = async {
         let mut got = vec![0; len];
@@ -533,7 +535,7 @@ async fn a_session_that_is_no_gateway_is_refused() {
         async { Exit::accept(listener.accept().await, Route::Targets(everywhere()), GatewayConfig::default()).await };
     let (opened, accepted) = tokio::join!(opening, leaving);
     assert!(opened.unwrap_err().to_string().contains("exit of a gateway"));
-    assert!(accepted.unwrap_err().to_string().contains("no entrance"));
+    assert!(accepted.unwrap_err().explained_at_listener().contains("no entrance"));
     let entering = Entrance::connect(one(network.fabric()), "exit", session_config(), GatewayConfig::default());
     let accepting = async { listener.accept().await.accept(b"files".to_vec()).await };
     let (entered, _accepted) = tokio::join!(entering, accepting);

@@ -45,7 +45,7 @@ impl Chain {
 
     async fn emptied(&self) {
         self.rig.emptied().await;
-        self.middle.0.hub.emptied().await;
+        self.middle.gateway.hub.emptied().await;
         self.onward.0.hub.emptied().await;
     }
 
@@ -176,11 +176,11 @@ async fn a_middle_gateway_that_is_lost_resets_its_flows_at_both_ends() {
             assert_eq!(chain.asked(chain.rig.targets.local_addr().unwrap()).await, 1, "there is no way on");
             chain.carrying.abort();
             assert_eq!(chain.asked(chain.rig.targets.local_addr().unwrap()).await, 1, "no client is taken any more");
-            watched(chain.middle.0.hub.emptied()).await;
+            watched(chain.middle.gateway.hub.emptied()).await;
         }
         watched(async {
             chain.onward.0.hub.emptied().await;
-            chain.rig.exit.0.hub.emptied().await;
+            chain.rig.exit.gateway.hub.emptied().await;
         })
         .await;
     }
@@ -219,9 +219,13 @@ async fn gateways_that_lead_to_each_other_refuse_the_flow() {
     let rig = Rig { entrance: Arc::new(entrance), exit: first, _listener: listener, programs, targets };
     let address = rig.targets.local_addr().unwrap();
     assert_eq!(watched(rig.socks(&connect_request(address))).await.1[1], 6);
+    // One of the nine gateways on the way has refused it, and tells of it.
+    let refused = watched(back.next_refused()).await;
+    assert_eq!((refused.target, refused.reason), (Target::Address(address), RefusedReason::Loop));
+    assert!(back.next_refused().now_or_never().is_none() && rig.exit.next_refused().now_or_never().is_none());
     // Of nine flows the first is another session's.
-    assert_eq!(back.0.hub.flow(8).map(|flow| flow.is_some()), Ok(false));
-    assert!(back.0.hub.flow(9).is_err());
+    assert_eq!(back.gateway.hub.flow(8).map(|flow| flow.is_some()), Ok(false));
+    assert!(back.gateway.hub.flow(9).is_err());
     watched(rig.emptied()).await;
-    watched(back.0.hub.emptied()).await;
+    watched(back.gateway.hub.emptied()).await;
 }
