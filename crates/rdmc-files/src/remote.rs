@@ -203,6 +203,13 @@ impl Tally {
     }
 }
 
+impl Problem {
+    /// Returns the text that the other end of a session gets. It has a bounded length.
+    fn told(&self) -> String {
+        wire::shortened(self.reason())
+    }
+}
+
 /// Does blocking work of the file system in another thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Problem> + Send + 'static) -> Result<T, Problem> {
     match tokio::task::spawn_blocking(work).await {

@@ -539,7 +539,7 @@ impl Outbound<'_> {
         for (path, entry, size) in self.source.files() {
             let (at, entry) = (path.to_owned(), entry.clone());
             let done = Event::file(&entry.path, size);
-            let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, &entry, size));
+            let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, at.clone(), &entry, size));
             let file = Arc::new(departures.meanwhile(opening).await???);
             recent.add(file.clone());
             let registering = register_to_send(self.node, file.map()?, file.reader()?);

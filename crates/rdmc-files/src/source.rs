@@ -66,9 +66,10 @@ impl SourceTree {
     /// file that cannot be read is found out when its turn comes.
     pub(crate) fn find_served(arguments: Vec<(PathBuf, Vec<u8>)>) -> Result<Self, Problem> {
         let mut source = Self { is_served: true, ..Self::default() };
-        for (path, name) in arguments {
-            let metadata = std::fs::metadata(&path).with_context(|| format!("{}", path.display()))?;
-            source.add(path, EntryPath(vec![name]), &metadata)?;
+        for (at, name) in arguments {
+            let path = EntryPath(vec![name]);
+            let metadata = std::fs::metadata(&at).with_context(|| path.to_string())?;
+            source.add(at, path, &metadata)?;
         }
         source.manifest.check().of_kind(Kind::Request)?;
         Ok(source)
@@ -115,6 +116,11 @@ impl SourceTree {
         Ok(())
     }
 
+    /// Tells whether it is for clients of a server.
+    pub(crate) fn is_served(&self) -> bool {
+        self.is_served
+    }
+
     /// Returns the files in the manifest's order, with their paths, entries and sizes.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, &Entry, u64)> {
         self.manifest.entries.iter().zip(&self.paths).filter_map(|(entry, path)| match entry.kind {
@@ -128,28 +134,29 @@ impl SourceTree {
 #[derive(Debug)]
 pub(crate) struct SourceFile {
     file: File,
+    /// What messages call it.
     path: PathBuf,
     size: u64,
     stamp: Stamp,
 }
 
 impl SourceFile {
-    /// Opens a file.
-    pub(crate) fn open(path: &Path, entry: &Entry, size: u64) -> Result<Self, Problem> {
-        let named = || format!("{}", path.display());
+    /// Opens a file, which messages call `shown`.
+    pub(crate) fn open(path: &Path, shown: PathBuf, entry: &Entry, size: u64) -> Result<Self, Problem> {
+        let named = || format!("{}", shown.display());
         let file = File::open(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => changed(path, "it was deleted"),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => changed(&shown, "it was deleted"),
             _ => Problem::from(error).context(named()),
         })?;
         let metadata = file.metadata().with_context(named)?;
         if !metadata.is_file() {
-            return Err(changed(path, "it is no longer a file"));
+            return Err(changed(&shown, "it is no longer a file"));
         }
         let now = Stamp::of(&metadata);
         let listed = Stamp { len: size, mtime: (entry.mtime_s, entry.mtime_ns.into()), ..now };
         match now.change_since(listed) {
-            Some(what) => Err(changed(path, &what)),
-            None => Ok(Self { stamp: now, path: path.to_owned(), file, size }),
+            Some(what) => Err(changed(&shown, &what)),
+            None => Ok(Self { stamp: now, path: shown, file, size }),
         }
     }
 
@@ -396,12 +403,12 @@ mod tests {
         std::fs::write(&path, b"one").unwrap();
         let source = SourceTree::find(std::slice::from_ref(&path)).unwrap();
         let (at, entry, size) = source.files().next().unwrap();
-        let open = SourceFile::open(at, entry, size).unwrap();
+        let open = SourceFile::open(at, at.to_owned(), entry, size).unwrap();
         std::fs::write(&path, b"three").unwrap();
         assert_eq!(code(open.digest(hasher()).unwrap_err()), 5);
-        assert_eq!(code(SourceFile::open(at, entry, size).unwrap_err()), 5);
+        assert_eq!(code(SourceFile::open(at, at.to_owned(), entry, size).unwrap_err()), 5);
         std::fs::remove_file(&path).unwrap();
-        let gone = TransferError::from(SourceFile::open(at, entry, size).unwrap_err());
+        let gone = TransferError::from(SourceFile::open(at, at.to_owned(), entry, size).unwrap_err());
         assert!(gone.code() == 5 && gone.to_string().contains(&path.display().to_string()), "{gone}");
         assert!(gone.to_string().contains("it was deleted"), "{gone}");
     }
@@ -414,7 +421,7 @@ mod tests {
             std::fs::write(&path, b"three").unwrap();
             let source = SourceTree::find(std::slice::from_ref(&path)).unwrap();
             let (at, entry, size) = source.files().next().unwrap();
-            let open = SourceFile::open(at, entry, size).unwrap();
+            let open = SourceFile::open(at, at.to_owned(), entry, size).unwrap();
             change(&File::options().write(true).open(&path).unwrap());
             (open.change(), open.digest(hasher()).is_ok())
         };
@@ -434,8 +441,10 @@ mod tests {
         let paths = ["changed", "other"].map(|name| dir.path().join(name));
         paths.iter().for_each(|path| std::fs::write(path, b"one").unwrap());
         let source = SourceTree::find(&paths).unwrap();
-        let files: Vec<_> =
-            source.files().map(|(at, entry, size)| Arc::new(SourceFile::open(at, entry, size).unwrap())).collect();
+        let files: Vec<_> = source
+            .files()
+            .map(|(at, entry, size)| Arc::new(SourceFile::open(at, at.to_owned(), entry, size).unwrap()))
+            .collect();
         let mut recent = RecentFiles::default();
         files.iter().for_each(|file| recent.add(file.clone()));
         let lost = || Kind::Partial.problem("10.0.0.2:7471 was lost");

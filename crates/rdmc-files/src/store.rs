@@ -56,19 +56,28 @@ pub(crate) struct Store {
 impl Store {
     /// Says that a directory cannot be opened.
     pub(crate) fn unusable(path: &Path, error: &io::Error) -> Problem {
+        Self::unusable_called(&path.display().to_string(), error)
+    }
+
+    fn unusable_called(shown: &str, error: &io::Error) -> Problem {
         let remedy = if error.kind() == io::ErrorKind::NotFound { "; create it first" } else { "" };
-        Problem::local(format!("the directory {} cannot be used: {error}{remedy}", path.display()))
+        Problem::local(format!("the directory {shown} cannot be used: {error}{remedy}"))
     }
 
     /// Opens the directory. It must exist, and this user must be allowed to put files into it.
     pub(crate) fn open(path: &Path, wording: Wording) -> Result<Self, Problem> {
+        Self::open_called(path, &path.display().to_string(), wording)
+    }
+
+    /// Does the same for a directory which messages call `shown`.
+    pub(crate) fn open_called(path: &Path, shown: &str, wording: Wording) -> Result<Self, Problem> {
         let dir = Dir::open_ambient_dir(path, ambient_authority());
-        let dir = dir.map_err(|error| Self::unusable(path, &error))?;
+        let dir = dir.map_err(|error| Self::unusable_called(shown, &error))?;
         let folds_case = partial::folds_case(&dir);
         match &folds_case {
             Err(error) if !is_full(error) => {
-                let (path, remedy) = (path.display(), wording.choose_directory);
-                let what = format!("cannot put files into the directory {path}: {error}; {remedy}");
+                let remedy = wording.choose_directory;
+                let what = format!("cannot put files into the directory {shown}: {error}; {remedy}");
                 return Err(Problem::local(what));
             }
             // A full disk may have room when a transfer comes.
@@ -245,7 +254,7 @@ impl Store {
             return Ok(());
         }
         let (missing, free) = (count(missing, "inode"), space.f_favail);
-        Err(Problem::local(format!("this transfer needs {missing}, but the file system here has {free} free")))
+        Err(Problem::local(format!("this transfer needs {missing}, but the directory's file system has {free} free")))
     }
 
     /// Returns why a file finds no space.
@@ -333,7 +342,8 @@ impl Store {
             let Some((path, dir)) = existing else { continue };
             // If no file can be made, it is better to refuse than to mix up two files.
             if probed.insert(path) && partial::folds_case(&dir).unwrap_or(true) {
-                let what = "another path differs from it only in upper and lower case, and they are the same file here";
+                let what =
+                    "another path differs from it only in upper and lower case, and they are the same file there";
                 return Err(refused(entry, format!(": {what}")));
             }
         }
@@ -506,8 +516,8 @@ fn exists(entry: &Entry, wording: &Wording) -> Problem {
 fn too_large(needed: u64, free: u64) -> String {
     let [short, other] = [needed, free].map(|bytes| ByteSize(bytes).to_string());
     match short == other {
-        true => format!("{needed} bytes do not fit into the {free} bytes free here"),
-        false => format!("{short} do not fit into the {other} free here"),
+        true => format!("{needed} bytes do not fit into the {free} free bytes of the directory's file system"),
+        false => format!("{short} do not fit into the free {other} of the directory's file system"),
     }
 }
 

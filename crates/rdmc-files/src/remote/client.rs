@@ -14,7 +14,7 @@ use super::consumer::consume;
 use super::producer::produce;
 use super::wire::{Opening, Request, Stored, decode};
 use super::{LAST_WORD, RemoteEvent, RemoteEvents, RemoteOutcome, RemoteSettings, Tally, blocking};
-use crate::error::{Kind, Problem, TransferError, chain};
+use crate::error::{Kind, Problem, TransferError};
 use crate::manifest::EntryPath;
 use crate::source::SourceTree;
 use crate::store::Store;
@@ -220,12 +220,11 @@ pub(super) async fn connect(address: &str, settings: &RemoteSettings, request: R
 
 pub(super) async fn open(address: &str, settings: &RemoteSettings, request: Request) -> Result<Session, Problem> {
     connect(address, settings, request).await.map_err(|error| match error {
-        OpenError::Refused { .. } => Kind::Refused.problem(error),
         OpenError::Invalid(_) => Kind::Request.problem(error),
         OpenError::Unreachable { .. } => {
-            Kind::Refused.problem(format!("{}: does a server of files run there?", chain(&error)))
+            Kind::Refused.problem(format!("{}: does a server of files run there?", error.explained()))
         }
-        error => Kind::Refused.problem(chain(&error)),
+        error => Kind::Refused.problem(error.explained()),
     })
 }
 
@@ -242,7 +241,7 @@ pub(super) async fn conclude(
             Ok(RemoteOutcome { resumed: tally.outcome.resumed + resumed, ..tally.outcome })
         }
         Err(problem) => {
-            handle.abort(&problem.reason());
+            handle.abort(&problem.told());
             // So that the other end learns it before this process ends.
             let _ = tokio::time::timeout(LAST_WORD, handle.released()).await;
             Err(problem)

@@ -102,7 +102,7 @@ impl Fetch {
         };
         let done = async {
             // Before the sender is dropped, which would give another reason.
-            let outcome = done.inspect_err(|problem| handle.abort(&problem.reason()))?;
+            let outcome = done.inspect_err(|problem| handle.abort(&problem.told()))?;
             let RemoteOutcome { files, bytes, moved, skipped, resumed } = outcome;
             let done = FetchNews::Done { files, bytes, moved, skipped, resumed };
             handle.send_message(encode(&vec![done])).await?;

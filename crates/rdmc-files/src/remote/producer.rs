@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use rdmc_wan::{SessionHandle, SlabMut, SlabReceiver, SlabSender};
 use twox_hash::xxhash3_128;
 
-use super::wire::{
-    ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, Note, decode, decode_known, encode, known_len_max, shortened,
-};
+use super::wire::{ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, Note, decode, decode_known, encode, known_len_max};
 use super::{RemoteEvent, Tally, blocking};
 use crate::error::{Kind, Problem};
 use crate::manifest::Entry;
@@ -26,7 +24,7 @@ pub(super) async fn produce(
         Ok(()) => Ok(sender.finish().await?),
         Err(problem) => {
             // Before the sender is dropped, which would give another reason.
-            handle.abort(&problem.reason());
+            handle.abort(&problem.told());
             Err(problem)
         }
     }
@@ -115,6 +113,7 @@ pub(super) async fn receive_parts(
 struct Reader {
     files: Vec<(PathBuf, Entry, u64)>,
     known: HashMap<u32, Vec<u128>>,
+    is_served: bool,
     /// The number of the present file.
     at: usize,
     present: Option<Present>,
@@ -134,7 +133,7 @@ struct Present {
 impl Reader {
     fn new(source: &SourceTree, known: HashMap<u32, Vec<u128>>) -> Self {
         let files = source.files().map(|(path, entry, size)| (path.to_owned(), entry.clone(), size)).collect();
-        Self { files, known, at: 0, present: None, scratch: Vec::new() }
+        Self { files, known, is_served: source.is_served(), at: 0, present: None, scratch: Vec::new() }
     }
 
     fn is_at_end(&self) -> bool {
@@ -152,7 +151,7 @@ impl Reader {
                     continue;
                 }
                 Err(problem) => {
-                    let reason = shortened(problem.reason());
+                    let reason = problem.told();
                     note_len += reason.len();
                     Item::Failed { file: self.number(), reason }
                 }
@@ -176,7 +175,9 @@ impl Reader {
         let present = match &mut self.present {
             Some(present) => present,
             None => {
-                let file = SourceFile::open(path, entry, *size)?;
+                // Where a server has its files is nothing to its clients.
+                let shown = if self.is_served { entry.path.to_path() } else { path.clone() };
+                let file = SourceFile::open(path, shown, entry, *size)?;
                 let sums = self.known.remove(&number).unwrap_or_default();
                 self.present.insert(Present { file, offset: 0, had: 0, sums })
             }

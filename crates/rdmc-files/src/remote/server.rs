@@ -204,14 +204,15 @@ impl Served {
             Ok(work) => work,
             Err(problem) => return Err(refuse(request, problem).await),
         };
-        let session = request.accept(work.greeting()).await?;
+        let accepted = request.accept(work.greeting()).await;
+        let session = accepted.map_err(|error| Problem::local(error.explained_at_listener()))?;
         let handle = session.handle.clone();
         let mut closing = self.closing.subscribe();
         let stopped = async {
             let _ = closing.wait_for(|closing| *closing).await;
             let problem = Kind::Stopped.problem("the server was stopped; run the same command again when it runs");
             // Before the session is dropped, which has less to say.
-            handle.abort(&problem.reason());
+            handle.abort(&problem.told());
             problem
         };
         let (outcome, tally) = tokio::select! {
@@ -222,7 +223,7 @@ impl Served {
         match outcome {
             Ok(()) => Ok(RemoteOutcome { resumed: tally.outcome.resumed + handle.stats().resumed, ..tally.outcome }),
             Err(problem) => {
-                handle.abort(&problem.reason());
+                handle.abort(&problem.told());
                 // A server that is closed waits until the client has been told.
                 let _ = tokio::time::timeout(LAST_WORD, handle.released()).await;
                 Err(problem)
@@ -248,9 +249,9 @@ impl Served {
         if !self.writable {
             return Err(Kind::Refused.problem(UNWRITABLE));
         }
-        let path = self.root.join(self.resolve(into)?);
-        let settings = self.settings.clone();
-        blocking(move || Ok(settings.apply(Store::open(&path, Wording::default())?))).await
+        let path = self.root.join(self.resolve_directory(into)?);
+        let (settings, shown) = (self.settings.clone(), format!("/{into} of the server"));
+        blocking(move || Ok(settings.apply(Store::open_called(&path, &shown, Wording::default())?))).await
     }
 
     /// Prepares a copy of files of another server.
@@ -300,6 +301,21 @@ impl Served {
             io::ErrorKind::NotFound => Kind::Refused.problem(format!("{path} does not exist at the server")),
             _ => Kind::Refused.problem(format!("{path} cannot be used: {error}")),
         })
+    }
+
+    /// Does the same for a directory, into which files are put.
+    fn resolve_directory(&self, path: &EntryPath) -> Result<PathBuf, Problem> {
+        if let Err(error) = self.inside(&path.to_path())
+            && error.kind() == io::ErrorKind::NotFound
+        {
+            let what = format!("the directory {path} does not exist at the server: create it there first");
+            return Err(Kind::Refused.problem(what));
+        }
+        let resolved = self.resolve(path)?;
+        match resolved.as_os_str().is_empty() || self.confined.metadata(&resolved).is_ok_and(|found| found.is_dir()) {
+            true => Ok(resolved),
+            false => Err(Kind::Refused.problem(format!("{path} is no directory at the server"))),
+        }
     }
 
     /// Returns the path without symbolic links, from the server's directory. It is inside, and not hidden.
@@ -382,7 +398,7 @@ async fn receive(store: Store, session: Session) -> (Result<(), Problem>, Tally)
     let (outcome, tally) = consume(store, None, &mut sender, &mut receiver, Tally::unheard()).await;
     let told = async {
         // Before the sender is dropped, which would give another reason.
-        outcome.inspect_err(|problem| handle.abort(&problem.reason()))?;
+        outcome.inspect_err(|problem| handle.abort(&problem.told()))?;
         let RemoteOutcome { files, bytes, .. } = tally.outcome;
         handle.send_message(encode(&Stored { files, bytes })).await?;
         sender.finish().await.map_err(Problem::from)
@@ -392,7 +408,7 @@ async fn receive(store: Store, session: Session) -> (Result<(), Problem>, Tally)
 
 /// Tells the client why nothing happens.
 async fn refuse(request: SessionRequest, problem: Problem) -> Problem {
-    request.refuse(&problem.reason()).await;
+    request.refuse(&problem.told()).await;
     problem
 }
 

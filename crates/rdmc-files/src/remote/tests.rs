@@ -296,6 +296,67 @@ async fn refusals_say_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_put_into_no_directory_says_what_to_do_and_not_where_the_server_has_its_files() {
+    let served = Served::new(true).await;
+    served.write("file", b"bytes");
+    let from = tempfile::tempdir().unwrap();
+    write(from.path(), "model", b"weights");
+    for (into, told) in [
+        ("none", "the directory none does not exist at the server: create it there first"),
+        ("file", "file is no directory at the server"),
+    ] {
+        let into = EntryPath(vec![into.as_bytes().to_vec()]);
+        let putting = put(&served.address, vec![from.path().join("model")], into, RemoteSettings::default());
+        let text = refused(putting.finish().await);
+        assert!(text.ends_with(&format!("refuses the session: {told}")), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reasons_have_a_bounded_length() {
+    let served = Served::new(false).await;
+    let into = tempfile::tempdir().unwrap();
+    let path = EntryPath(vec![vec![1; 250]; 12]);
+    let getting = get(&served.address, vec![path], into.path(), RemoteSettings::default());
+    let text = refused(getting.finish().await);
+    assert!(text.len() < 2 * wire::REASON_LEN_MAX, "{} bytes", text.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_another_protocol_is_taken_for_one() {
+    let place = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = place.local_addr().unwrap().to_string();
+    let into = tempfile::tempdir().unwrap();
+    let getting = get(&address, vec![EntryPath(Vec::new())], into.path(), RemoteSettings::default()).finish();
+    let serving = async {
+        let (mut socket, _) = place.accept().await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut socket, b"SSH-2.0-OpenSSH_9.6\r\n").await.unwrap();
+        socket
+    };
+    let (got, _socket) = tokio::join!(getting, serving);
+    let text = refused(got);
+    assert!(text.contains("something else seems to listen there"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn encryption_at_one_end_is_explained_at_both() {
+    let security = Some(Security::shared_key([7; 32]));
+    let settings = |encrypt| RemoteSettings { security: security.clone(), encrypt, ..RemoteSettings::default() };
+    let (there, into) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = RemoteServer::builder(there.path()).settings(settings(true));
+    let mut server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_address().to_owned();
+    let getting = get(&address, vec![EntryPath(Vec::new())], into.path(), settings(false)).finish();
+    let (got, ended) = tokio::join!(getting, server.next());
+    let (at_client, at_server) = (refused(got), refused(ended.outcome));
+    assert!(at_client.ends_with("it encrypts data, and this end does not: give --encrypt to both ends, or to neither"));
+    assert_eq!(
+        at_server,
+        "this end encrypts data, and the other end does not: give --encrypt to both ends, or to neither"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_fails_to_store_says_why() {
     let served = Served::new(true).await;
     // The directory stands where a file is to be.
@@ -329,7 +390,7 @@ async fn a_file_that_cannot_be_read_is_left_out_and_the_others_go_on() {
     let outcome = getting.outcome().unwrap().clone().unwrap();
     assert_eq!((outcome.files, outcome.skipped), (2, 1));
     assert_eq!(skipped.len(), 1);
-    assert!(skipped[0].0 == "c" && skipped[0].1.contains("changed"), "{skipped:?}");
+    assert!(skipped[0].0 == "c" && skipped[0].1.starts_with("integrity error: c changed"), "{skipped:?}");
     assert_eq!(tree(into.path()).into_keys().collect::<Vec<_>>(), ["a", "b"]);
 }
 

@@ -132,7 +132,7 @@ impl Opening {
             Ok(((MAGIC, version), _)) => {
                 return refused(format!("it speaks version {version} of remote files, this server version {VERSION}"));
             }
-            _ => return refused("it does not ask for files".to_owned()),
+            _ => return refused(NO_FILES.to_owned()),
         }
         let opening: Self = postcard::from_bytes(bytes)?;
         let paths = match &opening.request {
@@ -246,6 +246,7 @@ pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
 
 const MAGIC: [u8; 4] = *b"rfil";
 const VERSION: u16 = 1;
+const NO_FILES: &str = "this is a server of files (`rdmc serve`), and was asked for something else";
 /// Length of a block whose sum tells whether the consumer has it, in bytes.
 pub(crate) const KNOWN_BLOCK: usize = 1 << 20;
 /// Greatest length of the list of known files, in bytes: of 4 TiB.

@@ -305,8 +305,9 @@ fn names_that_differ_only_in_case_are_refused_only_where_they_are_one_file() {
 
 #[test]
 fn figures_of_a_lack_of_space_differ() {
-    assert_eq!(too_large(3 << 30, 1 << 30), "3 GiB do not fit into the 1 GiB free here");
-    assert_eq!(too_large((3 << 30) + 1, 3 << 30), "3221225473 bytes do not fit into the 3221225472 bytes free here");
+    assert_eq!(too_large(3 << 30, 1 << 30), "3 GiB do not fit into the free 1 GiB of the directory's file system");
+    let text = too_large((3 << 30) + 1, 3 << 30);
+    assert_eq!(text, "3221225473 bytes do not fit into the 3221225472 free bytes of the directory's file system");
 }
 
 #[test]

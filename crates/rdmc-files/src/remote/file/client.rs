@@ -262,7 +262,7 @@ impl Client {
         let (kind, reason) = match failure {
             Failure::Server(error) => (error.kind(), error.reason()),
             Failure::Protocol(problem) => {
-                self.handle.abort(&problem.reason());
+                self.handle.abort(&problem.told());
                 (io::ErrorKind::InvalidData, problem.reason())
             }
             Failure::Session(error) => match self.last_news().await {

@@ -95,7 +95,7 @@ impl ServedFile {
             Ok(())
         };
         // Before the sender is dropped, which would give another reason.
-        served.await.inspect_err(|problem: &Problem| handle.abort(&problem.reason()))?;
+        served.await.inspect_err(|problem: &Problem| handle.abort(&problem.told()))?;
         unless_closed(sender.finish().await).map(drop)
     }
 
