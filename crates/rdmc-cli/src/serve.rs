@@ -149,9 +149,18 @@ fn say(output: OutputOptions, event: &ServeEvent<'_>) {
             let how = if *writable { "gets and puts" } else { "gets" };
             tell(format_args!("serving {dir} at {address}: {how}"));
         }
-        ServeEvent::Served { from: host, request, files, bytes, moved, .. } => {
-            let moved = if moved == bytes { String::new() } else { format!(", {} moved", ByteSize(*moved)) };
-            tell(format_args!("{}: {request}: {}, {}{moved}", from(host), count(*files, "file"), ByteSize(*bytes)));
+        ServeEvent::Served { from: host, request, files, bytes, moved, skipped, resumed } => {
+            let mut text = format!("{}: {request}: {}, {}", from(host), count(*files, "file"), ByteSize(*bytes));
+            if moved != bytes {
+                text += &format!(", {} moved", ByteSize(*moved));
+            }
+            if *skipped > 0 {
+                text += &format!(", {skipped} skipped");
+            }
+            if *resumed > 0 {
+                text += &format!(", resumed {}", count(*resumed, "time"));
+            }
+            tell(text);
         }
         ServeEvent::Failed { from: host, request, message, .. } => {
             tell(format_args!("{}: {request}: {}", from(host), printable(message)));

@@ -296,8 +296,8 @@ impl Settings {
             let source = Arc::new(tokio::task::spawn_blocking(move || SourceTree::find(&paths)).await??);
             let is_first = attempts.is_first();
             if is_first {
-                for path in &source.skipped {
-                    events.say(Event::skipped(path));
+                for skipped in &source.skipped {
+                    events.say(Event::skipped(&skipped.at));
                 }
             }
             let limit = if is_first { limit } else { attempts.left().max(INVITATION_LIMIT_MIN).min(limit) };

@@ -24,10 +24,26 @@ pub(crate) struct SourceTree {
     pub(crate) manifest: Manifest,
     /// The path of each entry of the manifest.
     pub(crate) paths: Vec<PathBuf>,
-    /// Things that cannot be sent: symbolic links and special files inside directories.
-    pub(crate) skipped: Vec<PathBuf>,
+    /// Things that cannot be sent.
+    pub(crate) skipped: Vec<Skipped>,
     /// Whether it is for clients of a server.
     is_served: bool,
+}
+
+/// Something that is left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Skipped {
+    pub(crate) at: PathBuf,
+    /// Where it would arrive.
+    pub(crate) path: EntryPath,
+    pub(crate) reason: String,
+}
+
+impl Skipped {
+    /// A symbolic link or a special file inside a directory.
+    pub(crate) fn special(at: PathBuf, path: EntryPath) -> Self {
+        Self { at, path, reason: "it is a symbolic link, a device, a socket or a pipe".to_owned() }
+    }
 }
 
 impl SourceTree {
@@ -62,10 +78,11 @@ impl SourceTree {
         Ok(source)
     }
 
-    /// Walks through files and directories that arrive under these names. Leaves out parts of interrupted transfers. A
-    /// file that cannot be read is found out when its turn comes.
-    pub(crate) fn find_served(arguments: Vec<(PathBuf, Vec<u8>)>) -> Result<Self, Problem> {
-        let mut source = Self { is_served: true, ..Self::default() };
+    /// Walks through files and directories that arrive under these names, beside what is skipped already. Leaves out
+    /// parts of interrupted transfers, and skips directories that cannot be read. A file that cannot be read is found out
+    /// when its turn comes.
+    pub(crate) fn find_served(arguments: Vec<(PathBuf, Vec<u8>)>, skipped: Vec<Skipped>) -> Result<Self, Problem> {
+        let mut source = Self { is_served: true, skipped, ..Self::default() };
         for (at, name) in arguments {
             let path = EntryPath(vec![name]);
             let metadata = std::fs::metadata(&at).with_context(|| path.to_string())?;
@@ -81,7 +98,7 @@ impl SourceTree {
         } else if metadata.is_file() {
             EntryKind::File { size: metadata.len() }
         } else {
-            self.skipped.push(at);
+            self.skipped.push(Skipped::special(at, path));
             return Ok(());
         };
         let mtime_ns = u32::try_from(metadata.mtime_nsec()).context("the time of its last change is malformed")?;
@@ -97,7 +114,14 @@ impl SourceTree {
             return File::open(&at).map(drop).with_context(|| format!("{}", at.display()));
         }
         let listed = std::fs::read_dir(&at).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        let mut listed = listed.with_context(|| format!("{}", at.display()))?;
+        let mut listed = match listed {
+            Ok(listed) => listed,
+            Err(error) if self.is_served => {
+                self.skipped.push(Skipped { at, path, reason: format!("the directory cannot be read: {error}") });
+                return Ok(());
+            }
+            Err(error) => return Err(error).with_context(|| format!("{}", at.display())),
+        };
         listed.sort_by_key(std::fs::DirEntry::file_name);
         for inner in listed {
             if self.is_served && partial::is_hidden(&inner.file_name()) {
@@ -105,13 +129,22 @@ impl SourceTree {
             }
             let mut names = path.0.clone();
             names.push(inner.file_name().as_bytes().to_vec());
+            let path = EntryPath(names);
             // Links are not followed.
             let metadata = match inner.metadata() {
                 // It was deleted since the directory was listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) if self.is_served => {
+                    self.skipped.push(Skipped {
+                        at: inner.path(),
+                        path,
+                        reason: format!("it cannot be read: {error}"),
+                    });
+                    continue;
+                }
                 found => found.with_context(|| format!("{}", inner.path().display()))?,
             };
-            self.add(inner.path(), EntryPath(names), &metadata)?;
+            self.add(inner.path(), path, &metadata)?;
         }
         Ok(())
     }
@@ -119,6 +152,14 @@ impl SourceTree {
     /// Tells whether it is for clients of a server.
     pub(crate) fn is_served(&self) -> bool {
         self.is_served
+    }
+
+    /// Returns the name of something that is left out, as this end's user knows it.
+    pub(crate) fn shown(&self, skipped: &Skipped) -> String {
+        match self.is_served {
+            true => skipped.path.to_string(),
+            false => skipped.at.display().to_string(),
+        }
     }
 
     /// Returns the files in the manifest's order, with their paths, entries and sizes.
@@ -366,6 +407,23 @@ mod tests {
         let paths: Vec<_> = source.manifest.entries.iter().map(|entry| entry.path.to_string()).collect();
         assert_eq!(paths, ["tree", "tree/a", "tree/b", "tree/empty"]);
         assert_eq!(source.skipped.len(), 1);
+    }
+
+    #[test]
+    fn a_server_skips_a_directory_that_cannot_be_read_and_a_sender_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let metadata = std::fs::metadata(dir.path()).unwrap();
+        // Whoever may read every directory cannot list a file.
+        let unreadable = dir.path().join("unreadable");
+        std::fs::write(&unreadable, b"").unwrap();
+        let path = EntryPath(vec![b"unreadable".to_vec()]);
+        let mut served = SourceTree::find_served(Vec::new(), Vec::new()).unwrap();
+        served.add(unreadable.clone(), path.clone(), &metadata).unwrap();
+        assert_eq!((served.manifest.entries.len(), served.skipped.len()), (1, 1));
+        let Skipped { path: skipped, reason, .. } = &served.skipped[0];
+        assert!(*skipped == path && reason.contains("the directory cannot be read: Not a directory"), "{reason}");
+        let error = SourceTree::default().add(unreadable, path, &metadata).unwrap_err();
+        assert!(error.reason_alone().contains("Not a directory"), "{error}");
     }
 
     #[test]

@@ -144,6 +144,19 @@ fn files_go_from_one_server_to_another() {
 }
 
 #[test]
+fn links_are_named_by_a_get_and_counted_by_the_server() {
+    let mut server = Receiver::serve(TempDir::new().unwrap(), "127.0.0.1:0", &[]);
+    file_of(server.dir.path(), 1000);
+    std::os::unix::fs::symlink("file", server.dir.path().join("link")).unwrap();
+    let into = TempDir::new().unwrap();
+    let output = rdmc(&["get", &server.address, into.path().to_str().unwrap()].map(OsStr::new));
+    assert!(code(&output) == 3 && text(&output.stderr).contains("skipped link: it is a symbolic link"), "{output:?}");
+    assert!(text(&output.stdout).ends_with("; 1 skipped\n"), "{output:?}");
+    signal(&server.child, "TERM");
+    assert_eq!(exit_of(&mut server.child), 143);
+}
+
+#[test]
 fn mistakes_are_refused_before_anything_is_sent() {
     let dir = TempDir::new().unwrap();
     let into = dir.path().to_str().unwrap();

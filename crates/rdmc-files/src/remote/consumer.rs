@@ -163,6 +163,8 @@ impl Files {
                     tally.had(had);
                     tally.file(&entry.path, size);
                 }
+                Item::Skipped { reason, .. } if reason.len() > REASON_LEN_MAX => return Err(broken()),
+                Item::Skipped { path, reason } => tally.skipped(path, crate::words::printable(&reason)),
                 Item::Failed { file, reason } => {
                     if reason.len() > REASON_LEN_MAX {
                         return Err(broken());

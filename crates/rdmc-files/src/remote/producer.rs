@@ -1,16 +1,18 @@
 //! The end that has the files: it lists them, and fills slabs with their bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 
 use rdmc_wan::{SessionHandle, SlabMut, SlabReceiver, SlabSender};
 use twox_hash::xxhash3_128;
 
-use super::wire::{ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, Note, decode, decode_known, encode, known_len_max};
+use super::wire::{
+    ITEM_LEN_MAX, ITEMS_LEN_MAX, Item, KNOWN_BLOCK, Note, decode, decode_known, encode, known_len_max, shortened,
+};
 use super::{RemoteEvent, Tally, blocking};
 use crate::error::{Kind, Problem};
 use crate::manifest::Entry;
-use crate::source::{SourceFile, SourceTree};
+use crate::source::{Skipped, SourceFile, SourceTree};
 
 /// Sends the list of files, learns what the consumer has of them, and sends the rest. Then this direction has ended.
 pub(super) async fn produce(
@@ -38,8 +40,8 @@ async fn send(
 ) -> Result<(), Problem> {
     let (files, bytes) = source.manifest.totals();
     tally.events.say(RemoteEvent::Listed { files, bytes });
-    for path in &source.skipped {
-        tally.skipped(path.display(), "it is a symbolic link, a device, a socket or a pipe");
+    for skipped in &source.skipped {
+        tally.skipped(source.shown(skipped), &skipped.reason);
     }
     let (source, listed) = blocking(move || {
         let listed = source.manifest.encode();
@@ -113,6 +115,8 @@ pub(super) async fn receive_parts(
 struct Reader {
     files: Vec<(PathBuf, Entry, u64)>,
     known: HashMap<u32, Vec<u128>>,
+    /// What is left out, and not told yet.
+    skipped: VecDeque<Skipped>,
     is_served: bool,
     /// The number of the present file.
     at: usize,
@@ -133,17 +137,24 @@ struct Present {
 impl Reader {
     fn new(source: &SourceTree, known: HashMap<u32, Vec<u128>>) -> Self {
         let files = source.files().map(|(path, entry, size)| (path.to_owned(), entry.clone(), size)).collect();
-        Self { files, known, is_served: source.is_served(), at: 0, present: None, scratch: Vec::new() }
+        let (skipped, is_served) = (source.skipped.iter().cloned().collect(), source.is_served());
+        Self { files, known, skipped, is_served, at: 0, present: None, scratch: Vec::new() }
     }
 
     fn is_at_end(&self) -> bool {
-        self.at == self.files.len()
+        self.at == self.files.len() && self.skipped.is_empty()
     }
 
     /// Fills a slab; returns its length, and what is in it.
     fn fill(&mut self, slab: &mut [u8]) -> (usize, Vec<Item>) {
         let (mut len, mut items, mut note_len, mut had) = (0, Vec::new(), 0, 0);
         while !self.is_at_end() && len < slab.len() && note_len < ITEMS_LEN_MAX && had < HAD_MAX {
+            if let Some(Skipped { path, reason, .. }) = self.skipped.pop_front() {
+                let reason = shortened(reason);
+                note_len += ITEM_LEN_MAX + reason.len() + path.0.iter().map(|name| name.len() + 2).sum::<usize>();
+                items.push(Item::Skipped { path, reason });
+                continue;
+            }
             let item = match self.step(&mut slab[len..]) {
                 Ok(Some(item)) => item,
                 Ok(None) => {
@@ -158,6 +169,7 @@ impl Reader {
             };
             match &item {
                 Item::Data { len: now, .. } => len += *now as usize,
+                Item::Skipped { .. } => {}
                 Item::Done { .. } | Item::Failed { .. } => {
                     self.present = None;
                     self.at += 1;
@@ -219,7 +231,8 @@ impl Reader {
         tally.moved(len as u64);
         for item in items {
             match item {
-                Item::Data { .. } => {}
+                // What is skipped was counted when it was listed.
+                Item::Data { .. } | Item::Skipped { .. } => {}
                 Item::Done { file, had } => {
                     let (_, entry, size) = &self.files[*file as usize];
                     tally.had(*had);

@@ -22,7 +22,7 @@ use super::{LAST_WORD, RemoteOutcome, RemoteSettings, Tally, blocking};
 use crate::error::{Context, Kind, Problem, TransferError, cannot_listen};
 use crate::manifest::EntryPath;
 use crate::partial;
-use crate::source::SourceTree;
+use crate::source::{Skipped, SourceTree};
 use crate::store::Store;
 use crate::wording::Wording;
 use crate::words::printable;
@@ -233,15 +233,15 @@ impl Served {
 
     /// Finds what a client wants. Each path arrives under its own last name, also if it is a link to another one.
     async fn find(&self, paths: &[EntryPath]) -> Result<SourceTree, Problem> {
-        let mut found = Vec::new();
+        let (mut found, mut skipped) = (Vec::new(), Vec::new());
         for path in paths {
             let inside = self.resolve(path)?;
             match path.0.last() {
                 Some(name) => found.push((self.root.join(inside), name.clone())),
-                None => found.extend(list(&self.root)?),
+                None => list(&self.root, &mut found, &mut skipped)?,
             }
         }
-        blocking(move || SourceTree::find_served(found)).await
+        blocking(move || SourceTree::find_served(found, skipped)).await
     }
 
     /// Opens the directory into which a client wants to put files.
@@ -338,18 +338,22 @@ impl Served {
     }
 }
 
-/// Lists a directory without links, which lead out of it or to what is there anyway.
-fn list(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>, Problem> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        if (kind.is_file() || kind.is_dir()) && !partial::is_hidden(&entry.file_name()) {
-            found.push((entry.path(), entry.file_name().as_bytes().to_vec()));
+/// Lists the server's directory. Links are skipped: they lead out of it, or to what is there anyway.
+fn list(dir: &Path, found: &mut Vec<(PathBuf, Vec<u8>)>, skipped: &mut Vec<Skipped>) -> Result<(), Problem> {
+    let listed = std::fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let mut listed = listed.context("the server cannot list its directory")?;
+    listed.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in listed {
+        if partial::is_hidden(&entry.file_name()) {
+            continue;
+        }
+        let (at, name) = (entry.path(), entry.file_name().as_bytes().to_vec());
+        match entry.file_type()? {
+            kind if kind.is_file() || kind.is_dir() => found.push((at, name)),
+            _ => skipped.push(Skipped::special(at, EntryPath(vec![name]))),
         }
     }
-    found.sort();
-    Ok(found)
+    Ok(())
 }
 
 /// What a server does for a client.

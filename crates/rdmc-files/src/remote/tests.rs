@@ -357,6 +357,41 @@ async fn encryption_at_one_end_is_explained_at_both() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn both_ends_learn_what_is_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "a", b"bytes");
+    let mut links = vec!["link".to_owned()];
+    // More than one note holds.
+    links.extend((0..2000).map(|number| format!("many/{number:0>200}")));
+    std::fs::create_dir(dir.path().join("many")).unwrap();
+    links.iter().for_each(|link| std::os::unix::fs::symlink("/nowhere", dir.path().join(link)).unwrap());
+    let mut server = RemoteServer::builder(dir.path()).writable(true).bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_address().to_owned();
+    let into = tempfile::tempdir().unwrap();
+    let mut getting = get(&address, vec![EntryPath(Vec::new())], into.path(), RemoteSettings::default());
+    let mut skipped = Vec::new();
+    let got = async {
+        while let Some(event) = getting.next().await {
+            if let RemoteEvent::Skipped { path, reason } = event {
+                assert!(reason.contains("symbolic link"), "{reason}");
+                skipped.push(path);
+            }
+        }
+        getting.outcome().unwrap().clone().unwrap()
+    };
+    let (got, ended) = tokio::join!(got, server.next());
+    assert_eq!(skipped, links);
+    for outcome in [got, ended.outcome.unwrap()] {
+        assert_eq!((outcome.files, outcome.skipped), (1, 2001));
+    }
+    // The same of a put.
+    let into = EntryPath(vec![b"many".to_vec()]);
+    let putting = put(&address, vec![dir.path().to_owned()], into, RemoteSettings::default()).finish();
+    let (put, ended) = tokio::join!(putting, server.next());
+    assert_eq!((put.unwrap().skipped, ended.outcome.unwrap().skipped), (2001, 2001));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_fails_to_store_says_why() {
     let served = Served::new(true).await;
     // The directory stands where a file is to be.

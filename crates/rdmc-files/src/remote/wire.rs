@@ -72,6 +72,8 @@ pub(crate) enum Item {
     Done { file: u32, had: u64 },
     /// A file cannot be read: nothing more of it comes.
     Failed { file: u32, reason: String },
+    /// Something that the manifest does not have was left out. It stands between files.
+    Skipped { path: EntryPath, reason: String },
 }
 
 /// What a consumer may have of a file.
@@ -245,7 +247,7 @@ pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
 }
 
 const MAGIC: [u8; 4] = *b"rfil";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const NO_FILES: &str = "this is a server of files (`rdmc serve`), and was asked for something else";
 /// Length of a block whose sum tells whether the consumer has it, in bytes.
 pub(crate) const KNOWN_BLOCK: usize = 1 << 20;
@@ -275,8 +277,12 @@ mod tests {
         let data = Item::Data { file: u32::MAX, offset: u64::MAX, len: u32::MAX };
         assert!(encode(&data).len() <= ITEM_LEN_MAX);
         let failed = Item::Failed { file: u32::MAX, reason: "x".repeat(REASON_LEN_MAX) };
-        let items = [vec![data; ITEMS_LEN_MAX / ITEM_LEN_MAX], vec![failed]].concat();
-        assert!(encode(&Note::Items(items)).len() <= 64 << 10);
+        let items = |last| [vec![data.clone(); ITEMS_LEN_MAX / ITEM_LEN_MAX], vec![last]].concat();
+        assert!(encode(&Note::Items(items(failed))).len() <= 64 << 10);
+        // A directory that has the longest path, and a link in it.
+        let path = EntryPath([vec![vec![b'x']; 1536], vec![vec![b'x'; 255]]].concat());
+        let skipped = Item::Skipped { path, reason: "x".repeat(REASON_LEN_MAX) };
+        assert!(encode(&Note::Items(items(skipped))).len() <= 64 << 10);
     }
 
     #[test]
