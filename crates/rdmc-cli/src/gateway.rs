@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,21 +10,27 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rdmc::TcpFabric;
+use rdmc_files::TransferError;
 use rdmc_files::words::printable;
 use rdmc_wan::gateway::{
-    AllowList, Client, Entrance, Exit as GatewayExit, GatewayConfig, RefusedReason, Route, Target,
-    TransparentListenError, listen_transparent,
+    AllowList, Client, Entrance, Exit as GatewayExit, GatewayConfig, RefusedFlow, RefusedReason, Route, Target,
+    TransparentError, TransparentListenError, listen_transparent,
 };
-use rdmc_wan::{OpenError, Rate, SessionConfig, SessionListener, SessionRequest};
+use rdmc_wan::{OpenError, Rate, SessionConfig, SessionHandle, SessionListener, SessionRequest};
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::address;
 use crate::cli::GatewayOptions;
-use crate::exit::{Exit, Signal, Stop, tell};
+use crate::exit::{Exit, Signal, Stop, of_transfer, tell};
 use crate::progress::{OutputOptions, print_json};
+
+mod connection;
+
+use connection::{Connection, Turn, counting};
 
 /// Runs a gateway until a signal comes.
 pub(crate) async fn run(options: GatewayOptions, stop: Stop) -> anyhow::Result<()> {
@@ -126,9 +133,8 @@ impl Programs {
     async fn listen(settings: &Settings, peer: &str, targets: Targets, listen: &str) -> anyhow::Result<Self> {
         let listener = match targets {
             Targets::Transparent => listen_for_diverted(listen).await,
-            _ => TcpListener::bind(listen).await.map_err(Into::into),
-        };
-        let listener = listener.with_context(|| format!("cannot listen at {listen}"))?;
+            _ => TcpListener::bind(listen).await.map_err(|error| not_listening(listen, &error)),
+        }?;
         let address = listener.local_addr()?;
         let at = address.to_string();
         // A program that connects to a transparent entrance itself is refused.
@@ -164,7 +170,7 @@ impl Programs {
         match &self.targets {
             Targets::Fixed(target) => Some(Client::new(socket, target.clone())),
             Targets::Transparent => {
-                let warn = |error| settings.say(&Event::Warning { message: format!("{error}") });
+                let warn = |error| settings.say(&Event::Warning { message: with_remedy(&error) });
                 Client::transparent(socket, self.address).map_err(warn).ok()
             }
             // Those that are silent for long give their places back.
@@ -179,10 +185,29 @@ impl Programs {
 }
 
 async fn listen_for_diverted(listen: &str) -> anyhow::Result<TcpListener> {
-    let address = lookup_host(listen).await?.next().context("the host has no address")?;
-    match listen_transparent(address) {
-        Err(error @ TransparentListenError::NotPermitted(_)) => Err(error).context(NEEDS_CAPABILITY),
-        listening => Ok(listening?),
+    let cannot = || format!("cannot listen at {listen}");
+    let address = lookup_host(listen).await.with_context(cannot)?.next().context("the host has no address")?;
+    listen_transparent(address).map_err(|error| match error {
+        TransparentListenError::Listen { source, .. } => not_listening(listen, &source),
+        error @ TransparentListenError::NotPermitted(_) => {
+            anyhow::Error::new(error).context(NEEDS_CAPABILITY).context(cannot())
+        }
+        error => anyhow::Error::new(error).context(cannot()),
+    })
+}
+
+fn not_listening(listen: &str, error: &io::Error) -> anyhow::Error {
+    of_transfer(TransferError::cannot_listen(listen, error, "gateway"))
+}
+
+/// Adds to the text of an error what to do about it.
+fn with_remedy(error: &TransparentError) -> String {
+    match error {
+        TransparentError::NotDiverted { .. } => format!(
+            "{error}; programs connect to their targets, and a rule of the kernel diverts these connections \
+             (nft list ruleset, or iptables -t mangle -L)"
+        ),
+        error => error.to_string(),
     }
 }
 
@@ -195,13 +220,15 @@ struct Near {
     waiting: Vec<Client>,
     opening: Option<Opening>,
     entrance: Option<Entrance>,
+    /// That of the entrance's session.
+    connection: Option<Connection>,
 }
 
-type Opening = Pin<Box<dyn Future<Output = Result<Entrance, OpenError>> + Send>>;
+type Opening = Pin<Box<dyn Future<Output = Result<(Entrance, Connection), OpenError>> + Send>>;
 
 impl Near {
     fn new(settings: Settings, peer: String, source: Source) -> Self {
-        Self { settings, peer, source, waiting: Vec::new(), opening: None, entrance: None }
+        Self { settings, peer, source, waiting: Vec::new(), opening: None, entrance: None, connection: None }
     }
 
     /// Carries clients until a signal comes.
@@ -218,9 +245,18 @@ impl Near {
                 ended = async { self.entrance.as_ref().expect("it is there").ended().await },
                     if self.entrance.is_some() =>
                 {
-                    self.entrance = None;
+                    (self.entrance, self.connection) = (None, None);
                     let reason = ended.err().map(|error| error.to_string());
                     self.settings.say(&Event::Ended { peer: self.peer.clone(), reason });
+                }
+                turn = async { self.connection.as_mut().expect("it is there").turn().await },
+                    if self.connection.is_some() =>
+                {
+                    let peer = self.peer.clone();
+                    self.settings.say(&match turn {
+                        Turn::Lost => Event::Lost { peer },
+                        Turn::Resumed => Event::Resumed { peer },
+                    });
                 }
                 client = self.source.next(&self.settings) => self.carry(client),
             }
@@ -245,7 +281,7 @@ impl Near {
         let Err(refused) = entrance.carry(client) else { return };
         if refused.reason() == RefusedReason::Closing {
             // The session is ending: the next one serves the connection.
-            self.entrance = None;
+            (self.entrance, self.connection) = (None, None);
             return self.carry(refused.into_client());
         }
         tokio::spawn(refused.refuse());
@@ -255,21 +291,27 @@ impl Near {
     fn open(&mut self) {
         let Settings { fabric, session, gateway, .. } = self.settings.clone();
         let peer = self.peer.clone();
-        let open = || -> Opening { Box::pin(async move { Entrance::connect(fabric, &peer, session, gateway).await }) };
+        let open = || -> Opening {
+            Box::pin(async move {
+                let (fabric, attempts) = counting(fabric);
+                let entrance = Entrance::connect(fabric, &peer, session, gateway).await?;
+                let connection = Connection::new(entrance.session().clone(), attempts);
+                Ok((entrance, connection))
+            })
+        };
         self.opening.get_or_insert_with(open);
     }
 
-    fn opened(&mut self, opened: Result<Entrance, OpenError>) {
+    fn opened(&mut self, opened: Result<(Entrance, Connection), OpenError>) {
         match opened {
-            Ok(entrance) => {
+            Ok((entrance, connection)) => {
                 let fabric = entrance.session().fabric();
                 self.settings.say(&Event::Connected { peer: self.peer.clone(), fabric });
-                self.entrance = Some(entrance);
+                (self.entrance, self.connection) = (Some(entrance), Some(connection));
                 std::mem::take(&mut self.waiting).into_iter().for_each(|client| self.carry(client));
             }
             Err(error) => {
-                let message = format!("{:#}", anyhow::Error::new(error));
-                self.settings.say(&Event::Warning { message });
+                self.settings.say(&Event::Warning { message: error.explained() });
                 for client in self.waiting.drain(..) {
                     tokio::spawn(client.refuse(RefusedReason::Closing));
                 }
@@ -285,7 +327,7 @@ async fn accept(settings: &Settings, listener: &TcpListener) -> TcpStream {
             Ok((socket, _)) => return socket,
             Err(error) => {
                 settings.say(&Event::Warning { message: format!("cannot accept a connection: {error}") });
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     }
@@ -318,7 +360,7 @@ async fn listen_for_gateways(
     route: &Route,
 ) -> anyhow::Result<SessionListener> {
     let listener = SessionListener::bind(settings.fabric.clone(), serve, settings.session.clone()).await;
-    let listener = listener.with_context(|| format!("cannot listen at {serve}"))?;
+    let listener = listener.map_err(|error| not_listening(serve, &error))?;
     let address = listener.local_address().to_owned();
     let is_open = settings.session.security.is_none() && !address::is_loopback(&address);
     let (peer, takes) = (next.map(str::to_owned), "gateways".to_owned());
@@ -362,7 +404,16 @@ async fn serve_sessions(settings: Settings, listener: SessionListener, route: Ro
         }
     };
     // The listener stays, so that sessions can be resumed while their flows end.
-    while sessions.join_next().await.is_some() {}
+    let mut refusals = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            ended = sessions.join_next() => if ended.is_none() { break },
+            request = listener.accept() => {
+                refusals.spawn(async move { request.refuse("it is ending").await });
+            }
+        }
+    }
     signal
 }
 
@@ -372,17 +423,41 @@ async fn serve_session(settings: &Settings, request: SessionRequest, route: Rout
     let exit = match GatewayExit::accept(request, route, settings.gateway.clone()).await {
         Ok(exit) => exit,
         Err(error) => {
-            let message = format!("no session with {from}: {:#}", anyhow::Error::new(error));
+            let message = format!("no session with {from}: {}", error.explained_at_listener());
             return settings.say(&Event::Warning { message });
         }
     };
     settings.say(&Event::Connected { peer: from.clone(), fabric: exit.session().fabric() });
-    tokio::select! {
-        ended = exit.ended() => {
-            let reason = ended.err().map(|error| error.to_string());
-            settings.say(&Event::Ended { peer: from, reason });
+    let (mut resumed, mut quiet_until) = (0, Instant::now());
+    let signal = loop {
+        tokio::select! {
+            ended = exit.ended() => {
+                let reason = ended.err().map(|error| error.to_string());
+                return settings.say(&Event::Ended { peer: from, reason });
+            }
+            signal = stop.signalled() => break signal,
+            times = resumed_beyond(exit.session(), resumed) => {
+                resumed = times;
+                settings.say(&Event::Resumed { peer: from.clone() });
+            }
+            refused = async { sleep_until(quiet_until).await; exit.next_refused().await } => {
+                // Programs cannot fill the log.
+                quiet_until = Instant::now() + REFUSED_PAUSE;
+                let RefusedFlow { target, reason, .. } = refused;
+                settings.say(&Event::Refused { peer: from.clone(), target: target.to_string(), reason });
+            }
         }
-        signal = stop.signalled() => exit.finish(settings.drain_after(signal)).await,
+    };
+    exit.finish(settings.drain_after(signal)).await;
+}
+
+/// Waits until a session was resumed more than so many times; returns how often.
+async fn resumed_beyond(session: &SessionHandle, times: u64) -> u64 {
+    loop {
+        match session.stats().resumed {
+            more if more > times => return more,
+            _ => sleep(RESUMED_TICK).await,
+        }
     }
 }
 
@@ -404,6 +479,21 @@ enum Event {
         peer: String,
         fabric: &'static str,
     },
+    /// A session has lost its connection, and the end that opened it tries to connect again.
+    Lost {
+        peer: String,
+    },
+    /// A session goes on over another connection.
+    Resumed {
+        peer: String,
+    },
+    /// The exit has refused a connection.
+    Refused {
+        peer: String,
+        target: String,
+        #[serde(serialize_with = "in_words")]
+        reason: RefusedReason,
+    },
     /// A session has ended. Its connections are reset.
     Ended {
         peer: String,
@@ -422,6 +512,16 @@ impl fmt::Display for Event {
                 peer.iter().try_for_each(|peer| write!(f, ", by way of {peer}"))
             }
             Self::Connected { peer, fabric } => write!(f, "session with {peer}, by {fabric}"),
+            Self::Lost { peer } => write!(f, "the session with {peer} has lost its connection, and tries to go on"),
+            Self::Resumed { peer } => write!(f, "the session with {peer} goes on over another connection"),
+            Self::Refused { peer, target, reason } => {
+                write!(f, "refused a connection of {peer} to {target}: {reason}")?;
+                match reason {
+                    RefusedReason::NotAllowed => write!(f, "; --allow {target} would allow it"),
+                    RefusedReason::Loop => f.write_str("; look where --via of these gateways leads"),
+                    _ => Ok(()),
+                }
+            }
             Self::Ended { peer, reason: None } => write!(f, "the session with {peer} has ended"),
             Self::Ended { peer, reason: Some(reason) } => {
                 write!(f, "the session with {peer} has failed: {}", printable(reason))
@@ -431,13 +531,45 @@ impl fmt::Display for Event {
     }
 }
 
+fn in_words<S: serde::Serializer>(reason: &RefusedReason, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(reason)
+}
+
 const NEEDS_CAPABILITY: &str =
     "--transparent needs the capability CAP_NET_ADMIN on Linux: run as root, or `setcap cap_net_admin+ep` the program";
 /// Most clients between the sessions of other gateways and the entrance; more wait in their sessions.
 const CLIENTS_MAX: usize = 64;
 /// Most sessions that one exit serves at once; each may use the memory of its rings.
 const SESSIONS_MAX: usize = 64;
+/// The least pause between two refused connections of a session that are told.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+/// How often the exit looks whether a session was resumed.
+const RESUMED_TICK: Duration = Duration::from_secs(1);
 /// How long a program may take to say where its connection leads.
 const SOCKS_LIMIT: Duration = Duration::from_secs(10);
 /// The pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_user_can_mend_is_told_with_the_remedy() {
+        let refused = |reason| {
+            let (peer, target) = ("10.0.0.1".to_owned(), "10.2.0.9:22".to_owned());
+            Event::Refused { peer, target, reason }.to_string()
+        };
+        let told = "refused a connection of 10.0.0.1 to 10.2.0.9:22: ";
+        for (reason, remedy) in [
+            (RefusedReason::NotAllowed, "; --allow 10.2.0.9:22 would allow it"),
+            (RefusedReason::Loop, "; look where --via of these gateways leads"),
+            (RefusedReason::ConnectionRefused, "the target refuses the connection"),
+        ] {
+            let text = refused(reason);
+            assert!(text.starts_with(told) && text.ends_with(remedy), "{text}");
+        }
+        let text = with_remedy(&TransparentError::NotDiverted { address: ([10, 0, 0, 1], 7471).into() });
+        assert!(text.contains("10.0.0.1:7471 was not diverted") && text.contains("nft list ruleset"), "{text}");
+    }
+}

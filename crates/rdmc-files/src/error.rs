@@ -73,6 +73,12 @@ impl TransferError {
         }
     }
 
+    /// Makes the error of a program that cannot listen at `address`. It has the remedy, and calls the program by its
+    /// kind: `server`, `gateway`.
+    pub fn cannot_listen(address: &str, error: &io::Error, program: &str) -> Self {
+        cannot_listen(address, error, program).into()
+    }
+
     /// Returns the exit code with which the program `rdmc` reports the variant.
     ///
     /// It is 1 for [`Local`](Self::Local), 2 for [`Request`](Self::Request), 3 for [`Partial`](Self::Partial), 4 for

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout};
 use std::time::Duration;
 
+use rdmc_wan::conformance::Cut;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,11 +43,16 @@ impl Gateway {
 
     /// Waits until the process tells an event.
     pub(crate) fn event(&mut self, name: &str) -> Value {
+        self.any_event(&[name])
+    }
+
+    /// Waits until the process tells one of some events.
+    fn any_event(&mut self, names: &[&str]) -> Value {
         loop {
             let mut line = String::new();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it ended before {name}");
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it ended before {names:?}");
             let event: Value = serde_json::from_str(&line).expect("every line is an event");
-            if event["event"] == name {
+            if event["event"].as_str().is_some_and(|event| names.contains(&event)) {
                 return event;
             }
         }
@@ -115,7 +121,7 @@ async fn programs_reach_a_target_through_two_gateways() {
     let dir = TempDir::new().unwrap();
     let key = key(&dir);
     let allow = format!("127.0.0.0/8:{port}");
-    let far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", &allow, "--key", &key, "--encrypt"]);
+    let mut far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", &allow, "--key", &key, "--encrypt"]);
     let target = format!("127.0.0.1:{port}");
     let near = |options: &[&str]| {
         let common = ["--listen", "127.0.0.1:0", "--peer", &far.address, "--key", &key, "--encrypt", "--ring", "4M"];
@@ -132,8 +138,18 @@ async fn programs_reach_a_target_through_two_gateways() {
     while let Some(asked) = asked.join_next().await {
         asked.unwrap();
     }
-    // Other ports are not allowed.
+    // Other ports are not allowed, which the exit tells.
     assert_eq!(socks(&by_socks.address, port ^ 1).await.1, 2);
+    let refused = far.event("refused");
+    let target = format!("localhost:{}", port ^ 1);
+    assert_eq!((&refused["peer"], &refused["target"]), (&"127.0.0.1".into(), &target.into()), "{refused}");
+    assert_eq!(refused["reason"], "the exit does not allow the target");
+    // Without encryption, both ends say what to do.
+    let mut plain = Gateway::start(&["--listen", "127.0.0.1:0", "--peer", &far.address, "--socks", "--key", &key]);
+    for (end, told) in [(&mut plain, "it encrypts data, and this end does not"), (&mut far, "this end encrypts data")] {
+        let warning = end.event("warning")["message"].as_str().unwrap().to_owned();
+        assert!(warning.contains(told) && warning.contains("give --encrypt to both ends"), "{warning}");
+    }
 
     // A connection that is there may end in good order after SIGTERM, and new ones are not taken.
     let (socket, answer) = socks(&by_socks.address, port).await;
@@ -174,6 +190,63 @@ async fn an_entrance_resets_connections_when_its_exit_is_gone_and_goes_on_with_t
     let _far = Gateway::start(&["--serve", &peer, "--allow", "127.0.0.1"]);
     tokio::spawn(serve(targets));
     ask(TcpStream::connect(&near.address).await.unwrap(), 1, 100_000).await;
+}
+
+#[tokio::test]
+async fn both_gateways_tell_that_their_session_goes_on_after_its_path_was_cut() {
+    let targets = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = targets.local_addr().unwrap().to_string();
+    tokio::spawn(serve(targets));
+    let mut far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", "127.0.0.1"]);
+    let cut = Cut::before(&far.address).await;
+    let mut near = Gateway::start(&["--listen", "127.0.0.1:0", "--peer", &cut.address, "--to", &target]);
+    // The path is played by this thread.
+    let told = async |gateway: Gateway, events: &'static [&'static str]| {
+        let listening = move || {
+            let mut gateway = gateway;
+            let told: Vec<Value> = events.iter().map(|event| gateway.event(event)).collect();
+            (gateway, told)
+        };
+        tokio::task::spawn_blocking(listening).await.unwrap()
+    };
+    (near, _) = told(near, &["connected"]).await;
+    for seed in 1..=2 {
+        ask(TcpStream::connect(&near.address).await.unwrap(), seed, 100_000).await;
+        cut.cut();
+        let events;
+        (near, events) = told(near, &["lost", "resumed"]).await;
+        assert!(events.iter().all(|event| event["peer"] == *cut.address), "{events:?}");
+        let events;
+        (far, events) = told(far, &["resumed"]).await;
+        assert_eq!(events[0]["peer"], "127.0.0.1");
+    }
+    ask(TcpStream::connect(&near.address).await.unwrap(), 3, 100_000).await;
+}
+
+#[tokio::test]
+async fn an_exit_that_is_ending_refuses_sessions_at_once() {
+    let targets = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = targets.local_addr().unwrap().to_string();
+    let far = Gateway::start(&["--serve", "127.0.0.1:0", "--allow", "127.0.0.1"]);
+    let near = |peer: &str| Gateway::start(&["--listen", "127.0.0.1:0", "--peer", peer, "--to", &target]);
+    let first = near(&far.address);
+    // A connection that is there holds up the end.
+    let mut program = TcpStream::connect(&first.address).await.unwrap();
+    let (mut reached, _) = watched(targets.accept()).await.unwrap();
+    program.write_all(&[1]).await.unwrap();
+    watched(reached.read_exact(&mut [0; 1])).await.unwrap();
+    signal(&far.child, "TERM");
+    let refusal = loop {
+        let mut later = near(&far.address);
+        // One that came before the signal is accepted, and its session ends.
+        match later.any_event(&["warning", "ended"]) {
+            told if told["event"] == "warning" => break told,
+            _ => {}
+        }
+    };
+    let message = refusal["message"].as_str().unwrap();
+    assert!(message.ends_with("refuses the session: it is ending"), "{message}");
+    drop(program);
 }
 
 #[tokio::test]
