@@ -16,7 +16,7 @@ use crate::address::{AddressList, LISTEN_DEFAULT};
 use crate::bench::BenchOptions;
 use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
 use crate::fabric::FabricOptions;
-use crate::get::{GetOptions, PutOptions};
+use crate::get::{GetOptions, PutOptions, parse_rate};
 use crate::named::{Named, Switch, one_of};
 use crate::port::DemoPort;
 use crate::progress::OutputOptions;
@@ -120,7 +120,7 @@ pub(crate) enum Command {
     Doctor(DoctorOptions),
     /// Simulate the same runtime on a modelled network, in virtual time
     Sim(SimOptions),
-    /// Write a new key for --key of send and recv to a file; copy it to the other hosts over a secure channel, such as scp
+    /// Write a new key for --key to a file; copy it to the other hosts over a secure channel, such as scp
     Keygen {
         /// The file; it must not exist yet
         file: PathBuf,
@@ -330,8 +330,16 @@ pub(crate) struct RecvOptions {
 
 /// Options of `rdmc gateway`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = exit::HELP_OF_TWO, after_long_help = examples::of_gateway())]
-#[command(group = ArgGroup::new("where").args(["to", "socks", "transparent"]))]
+#[command(
+    after_help = exit::HELP_OF_TWO,
+    after_long_help = examples::of_gateway(),
+    group = ArgGroup::new("end").args(["listen", "serve"]).required(true),
+    group = ArgGroup::new("where").args(["to", "socks", "transparent"]),
+    override_usage = "rdmc gateway [OPTIONS] --listen <ADDRESS[:PORT]> --peer <HOST[:PORT]> \
+                      <--to <HOST:PORT>|--socks|--transparent>\n       \
+                      rdmc gateway [OPTIONS] --serve <ADDRESS[:PORT]> --allow <NETWORK|HOST[:PORT]>...\n       \
+                      rdmc gateway [OPTIONS] --serve <ADDRESS[:PORT]> --via <HOST[:PORT]>"
+)]
 pub(crate) struct GatewayOptions {
     /// The entrance: take connections of programs at this address. Needs --peer, and --to, --socks or --transparent.
     /// Programs prove nothing: listen where only yours can connect. The port is 7471 unless given; port 0 is any free
@@ -339,7 +347,6 @@ pub(crate) struct GatewayOptions {
     #[arg(
         long,
         value_name = "ADDRESS[:PORT]",
-        required_unless_present = "serve",
         requires_all = ["peer", "where"],
         conflicts_with_all = ["serve", "allow", "via"],
         value_parser = address::parse_listen
@@ -378,7 +385,7 @@ pub(crate) struct GatewayOptions {
     pub(crate) ring: u64,
     /// Ask the other gateway for no more than so many bits per second: 200M, 10G (powers of 1000); by default there is
     /// no limit
-    #[arg(long, env = "RDMC_RATE", value_name = "RATE")]
+    #[arg(long, env = "RDMC_RATE", value_name = "RATE", value_parser = parse_rate)]
     pub(crate) rate: Option<PortRate>,
     /// Number of TCP connections that carry the slabs, 1 to 64, as the entrance chooses [default: 4]
     #[arg(
@@ -772,6 +779,24 @@ mod tests {
         ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_and_nothing_else() {
+        for (typed, missing, unnamed) in [
+            ("gateway", "<--listen <ADDRESS[:PORT]>|--serve <ADDRESS[:PORT]>>", "--peer <HOST[:PORT]>\n"),
+            ("gateway --listen :80 --peer far", "<--to <HOST:PORT>|--socks|--transparent>", "  --serve"),
+            ("gateway --listen :80 --socks", "  --peer <HOST[:PORT]>", "  --to"),
+            ("get --from host/a", "  --to <HOST[:PORT]/PATH>", "[DIR]"),
+            ("get --to host", "  --from <HOST[:PORT]/PATH>...", "[DIR]"),
+        ] {
+            let read = Cli::read_from(command(), ["rdmc"].into_iter().chain(typed.split(' ')));
+            let error = read.expect_err("something is missing").to_string();
+            let listed = error.split("Usage:").next().expect("there is a first part");
+            assert!(listed.contains(missing) && !listed.contains(unnamed), "{typed}: {error}");
+        }
+        let usage = Cli::read_from(command(), ["rdmc", "gateway"]).expect_err("it needs options").to_string();
+        assert!(usage.contains("--serve <ADDRESS[:PORT]> --via <HOST[:PORT]>"), "{usage}");
     }
 
     #[test]

@@ -38,8 +38,18 @@ pub(crate) struct PathOptions {
 pub(crate) struct RateOption {
     /// Receive at most so many bits per second: 200M, 10G (powers of 1000). Give what a policer on the path admits; by
     /// default data comes as fast as the path carries it
-    #[arg(long, env = "RDMC_RATE", value_name = "RATE")]
+    #[arg(long, env = "RDMC_RATE", value_name = "RATE", value_parser = parse_rate)]
     rate: Option<PortRate>,
+}
+
+/// Parses the rate of a path.
+pub(crate) fn parse_rate(text: &str) -> Result<PortRate, String> {
+    text.parse().map_err(|_| {
+        format!(
+            "{text:?} is not a rate: write bits per second, or a number with k, M, G or T (powers of 1000), from 1k to \
+             10T: 200M; leave the option out if there is no limit"
+        )
+    })
 }
 
 impl PathOptions {
@@ -72,7 +82,7 @@ impl PathOptions {
 pub(crate) struct GetOptions {
     /// Files and directories of one server, and at last the directory for them, which must exist. HOST alone is all
     /// that it serves. The port is 7471 unless given
-    #[arg(num_args = 1.., required_unless_present = "to", value_names = ["HOST[:PORT]/PATH", "DIR"])]
+    #[arg(num_args = 1.., value_names = ["HOST[:PORT]/PATH", "DIR"])]
     places: Vec<OsString>,
     /// Copy these files and directories of one server to another one; the data does not pass through this host. Needs
     /// --to. The server is named as in the other one's --fetch-from
@@ -231,6 +241,13 @@ async fn drive(
     let RemoteOutcome { files, bytes, moved, skipped, resumed, .. } = outcome;
     let seconds = began.elapsed().as_secs_f64();
     say(&reporter, &GetEvent::Done { files, bytes, moved, skipped, resumed, seconds });
+    reporter.print(&summary(&outcome, seconds));
+    if skipped > 0 { Err(Exit::Partial.error(format!("{} left out", count(skipped, "file")))) } else { Ok(()) }
+}
+
+/// Returns the last line for people.
+fn summary(outcome: &RemoteOutcome, seconds: f64) -> String {
+    let RemoteOutcome { files, bytes, moved, skipped, resumed, .. } = *outcome;
     let rate = Rate { bytes: moved, seconds };
     let mut text = format!("{}, {} in {seconds:.2} s, {rate}", count(files, "file"), ByteSize(bytes));
     if moved < bytes {
@@ -239,8 +256,10 @@ async fn drive(
     if skipped > 0 {
         text += &format!("; {skipped} skipped");
     }
-    reporter.print(&text);
-    if skipped > 0 { Err(Exit::Partial.error(format!("{} left out", count(skipped, "file")))) } else { Ok(()) }
+    if resumed > 0 {
+        text += &format!("; the connection was lost and resumed {}", count(resumed, "time"));
+    }
+    text
 }
 
 /// Options of how files are received and stored here.
@@ -251,5 +270,28 @@ const LAST_WORD: Duration = Duration::from_millis(200);
 fn say(reporter: &Reporter, event: &GetEvent<'_>) {
     if reporter.is_json() {
         print_json(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resumed_transfer_says_so() {
+        let mut outcome = RemoteOutcome::default();
+        (outcome.files, outcome.bytes, outcome.moved, outcome.skipped) = (1, 2048, 1024, 2);
+        assert_eq!(summary(&outcome, 1.0), "1 file, 2 KiB in 1.00 s, 1.0 KiB/s; 1 KiB were already there; 2 skipped");
+        outcome.resumed = 1;
+        assert!(summary(&outcome, 1.0).ends_with("; the connection was lost and resumed 1 time"));
+    }
+
+    #[test]
+    fn a_rate_that_cannot_be_is_refused_with_the_remedy() {
+        for text in ["0", "fast", "-1"] {
+            let error = parse_rate(text).unwrap_err();
+            assert!(error.contains(&format!("{text:?}")) && error.contains("leave the option out"), "{error}");
+        }
+        assert!(parse_rate("200M").is_ok());
     }
 }

@@ -14,21 +14,20 @@ use crate::named::Switch;
 /// Options that admit only known peers.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct SecurityOptions {
-    /// File with the key that sender and receivers share, made by rdmc keygen: only peers with the key take part. Like
-    /// ssh, rdmc refuses a file of yours that others can read
+    /// File with the key that all ends share, made by rdmc keygen: only peers with the key take part. Like ssh, rdmc
+    /// refuses a file of yours that others can read
     #[arg(long, env = "RDMC_KEY_FILE", value_name = "FILE", conflicts_with_all = ["tls_ca", "tls_cert", "tls_key"])]
     pub(crate) key: Option<PathBuf>,
     /// File with the certificates (PEM) of the authority: only peers with one of its certificates take part
     #[arg(long, env = "RDMC_TLS_CA", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// File with this host's certificate (PEM); that of a receiver names the host in --to
+    /// File with this host's certificate (PEM); that of an end that listens names the host as others type it
     #[arg(long, env = "RDMC_TLS_CERT", value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
     pub(crate) tls_cert: Option<PathBuf>,
     /// File with the private key (PEM) of this host's certificate; it must be as private as --key
     #[arg(long, env = "RDMC_TLS_KEY", value_name = "FILE", requires_all = ["tls_ca", "tls_cert"])]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Encrypt the data that TCP carries; sender and receivers must agree. Needs --key, or --tls-ca, --tls-cert and
-    /// --tls-key
+    /// Encrypt the data that TCP carries; all ends must agree. Needs --key, or --tls-ca, --tls-cert and --tls-key
     #[arg(long, env = "RDMC_ENCRYPT", value_parser = Switch)]
     pub(crate) encrypt: bool,
 }
