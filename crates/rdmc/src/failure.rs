@@ -40,7 +40,8 @@ pub enum FailureCause {
         /// How long it was silent.
         silence: Duration,
     },
-    /// It could not exchange blocks with another member, although both can be reached.
+    /// It could not exchange blocks with another member, although both can be reached; or its node did not start,
+    /// because it did not reach the other.
     #[error("could not exchange blocks with another member: {what}")]
     DataConnection {
         /// The fabric's error.

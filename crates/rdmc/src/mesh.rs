@@ -20,7 +20,7 @@ use crate::failure::FailureCause;
 use crate::id::{GroupId, NodeId};
 use crate::security::PeerSecurity;
 use crate::sync::lock;
-use crate::wire::end::{Ballot, Outcome};
+use crate::wire::end::{Ballot, EndFrame, Evidence, Outcome};
 use crate::wire::{self, Frame, FrameCheck, GroupFrame, PROTOCOL_VERSION, RejectReason};
 
 pub(crate) mod ahead;
@@ -263,6 +263,24 @@ impl Mesh {
         let state = self.lock();
         let problem = missing.iter().find_map(|node| Some(format!("node {node}: {}", state.problems.get(node)?)));
         problem.unwrap_or_else(|| "they did not connect".to_owned())
+    }
+
+    /// Returns why this node, which does not reach some others, can be in no group with them: names them by their
+    /// addresses, with the last problem of each.
+    pub(crate) fn isolation(&self) -> FailureCause {
+        let missing = self.missing();
+        let state = self.lock();
+        let told = missing.iter().take(MISSING_NAMED_MAX).map(|node| {
+            let address = &self.0.members[node];
+            match state.problems.get(node) {
+                Some(problem) if problem.starts_with(address.as_str()) => problem.clone(),
+                Some(problem) => format!("{address}: {problem}"),
+                None => format!("{address}: it did not connect"),
+            }
+        });
+        let told = told.collect::<Vec<_>>().join(", ");
+        let told = told.chars().take(PROBLEM_CHARS_MAX).collect::<String>();
+        FailureCause::DataConnection { what: format!("no connection to {told} (all members must reach each other)") }
     }
 
     /// Keeps a connection to `peer` open, for ever. The first one may be open already.
@@ -542,6 +560,17 @@ impl Mesh {
         futures::future::join_all(flush).await;
     }
 
+    /// Leaves before this node has started: tells the nodes that form groups with it why it does not join them.
+    pub(crate) async fn leave_unjoined(&self, cause: FailureCause) {
+        let awaited = self.lock().groups.awaited();
+        for (group, node) in awaited {
+            let evidence = Evidence { own: Some(cause.clone()), ..Evidence::default() };
+            self.post_frame(node, &Frame::Group { group, frame: GroupFrame::End(EndFrame::Wedged(evidence)) });
+        }
+        // A node that takes no frames does not get them.
+        let _ = self.0.environment.timeout(LEAVE_LIMIT, self.leave()).await;
+    }
+
     /// Says goodbye to all nodes and waits until the operating system has the frames.
     ///
     /// Before that, it sends the outcomes of the latest groups: the leader may have died after it told only this node.
@@ -643,6 +672,12 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 /// Longest pause before a connection is tried again.
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long a node that has not started waits until its last frames are written.
+const LEAVE_LIMIT: Duration = Duration::from_secs(1);
+/// Most nodes that are named as not reached.
+const MISSING_NAMED_MAX: usize = 4;
+/// Most characters about them.
+const PROBLEM_CHARS_MAX: usize = 600;
 /// The share of the detection time for which arrived frames are read from a connection that takes no more.
 const UNREAD_SHARE: u32 = 4;
 /// Bytes to read at once; longer frames are read directly into their memory.

@@ -336,7 +336,12 @@ impl NodeBuilder {
         for peer in mesh.dialled() {
             scope.spawn(mesh.clone().dial(peer, ahead.remove(&peer)));
         }
-        Box::pin(connected(&*environment, &mesh, self.connect_limit, self.invitation)).await?;
+        let connected = Box::pin(connected(&*environment, &mesh, self.connect_limit, self.invitation)).await;
+        if let Err(StartError::Unreachable { .. }) = &connected {
+            // Nodes that reach all others may wait for this one in a group already.
+            mesh.leave_unjoined(mesh.isolation()).await;
+        }
+        connected?;
         tracing::info!(node = %self.me, fabric = capabilities.name, "node started");
         let counters = Arc::default();
         let shared = NodeResources {

@@ -110,6 +110,41 @@ async fn a_receiver_that_is_dropped_is_named_by_all_others_and_other_groups_go_o
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_that_do_not_reach_each_other_are_named_with_the_reason() {
+    watched(async {
+        let mut addresses = free_addresses(5);
+        let dead = addresses.pop().expect("there are five");
+        let cluster = Cluster::new((0..).zip(addresses.clone()));
+        // The first receiver opens the connection to the second one, at an address where none listens.
+        let without_path =
+            Cluster::new((0..).zip([&addresses[0], &addresses[1], &dead, &addresses[3]].map(Clone::clone)));
+        let network = MemNetwork::new();
+        let spec = GroupSpec::new(1, cluster.nodes()).algorithm(Algorithm::Chain);
+        let node = |id: u32, cluster: &Cluster, limit: u64| {
+            let builder = Node::builder(NodeId(id), cluster.clone()).fabric(Kind::Tcp.fabric(&network, id as usize));
+            builder.connect_limit(Duration::from_secs(limit)).start()
+        };
+        let root = async { node(0, &cluster, 60).await.unwrap().create_group(spec.clone()).await.map(drop) };
+        let member = async { node(3, &cluster, 60).await.unwrap().join_group(spec.clone()).await.map(drop) };
+        let pair = futures::future::join(node(1, &without_path, 3), node(2, &cluster, 3));
+        let (root, member, (first, second)) = futures::join!(root, member, pair);
+        for isolated in [first, second] {
+            assert!(matches!(isolated, Err(StartError::Unreachable { .. })), "{isolated:?}");
+        }
+        for error in [root.unwrap_err(), member.unwrap_err()] {
+            let GroupError::Failed(failure) = error else { panic!("{error}") };
+            let failed = failure.failed.iter().map(|failed| (failed.member, failed.cause.to_string()));
+            let [(Rank(1), first), (Rank(2), second)] = &failed.collect::<Vec<_>>()[..] else { panic!("{failure}") };
+            for (told, peer) in [(first, &dead), (second, &addresses[1])] {
+                assert!(told.starts_with("could not exchange blocks with another member: no connection to "), "{told}");
+                assert!(told.contains(peer) && told.ends_with("(all members must reach each other)"), "{told}");
+            }
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_node_without_a_fabric_does_not_start() {
     let refused = Node::builder(NodeId(0), Cluster::new([(0, "a")])).start().await;

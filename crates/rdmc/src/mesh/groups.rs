@@ -206,6 +206,12 @@ impl Groups {
         self.early.retain(|early| early.from != of);
     }
 
+    /// Returns the groups that this node has not joined, and the nodes that form them with it.
+    pub(super) fn awaited(&self) -> BTreeSet<(GroupId, NodeId)> {
+        let offers = self.early.iter().filter(|early| matches!(early.frame, GroupFrame::Offer { .. }));
+        offers.map(|early| (early.group, early.from)).collect()
+    }
+
     /// Returns the inboxes of all open groups.
     pub(super) fn listening(&self) -> Vec<mpsc::Sender<InboxEvent>> {
         self.open.values().map(|open| open.events.clone()).collect()
