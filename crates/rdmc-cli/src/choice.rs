@@ -24,8 +24,8 @@ pub(crate) struct AlgorithmOptions {
 /// Options of the hybrid algorithm.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct HybridOptions {
-    /// The members that share a rack: sizes in order of rank (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the
-    /// sender; none ignores racks; with --algorithm auto, rdmc send finds them by default (auto)
+    /// With --algorithm hybrid, the members that share a rack: sizes in order of rank (4,4), or the ranks of each rack
+    /// (0,2/1,3); rank 0 is the sender
     #[arg(long, env = "RDMC_RACKS", value_name = "RACKS")]
     pub(crate) racks: Option<RacksText>,
     /// With --algorithm hybrid, the schedule among the racks; by default two trees
@@ -48,7 +48,7 @@ pub(crate) enum AlgorithmName {
     Circulant,
     /// Half of the blocks go down one binary tree, half down another: for distant hosts
     TwoTree,
-    /// The sender gives every block to each receiver: for processes of one host
+    /// The sender gives every block to each receiver: for processes of one host, and for short files
     Fanout,
     /// One schedule among the racks, and a binomial pipeline or two trees inside each; needs --racks
     Hybrid,
@@ -140,27 +140,47 @@ impl HybridOptions {
             AlgorithmName::TwoTree => Algorithm::TwoTree,
             AlgorithmName::Fanout => Algorithm::Fanout,
             AlgorithmName::Hybrid => {
-                let Some(racks) = &self.racks else {
-                    return Err(Exit::Usage.error("--algorithm hybrid needs --racks, for instance --racks 4,4"));
+                let racks = match &self.racks {
+                    Some(given) if given.are_given() => given.resolve(members)?,
+                    _ => {
+                        let what = "--algorithm hybrid needs the racks: --racks 4,4 (sizes) or --racks 0,2/1,3 (ranks)";
+                        return Err(Exit::Usage.error(what));
+                    }
                 };
-                let racks = racks.resolve(members)?;
                 return Ok(Hybrid::new(racks, self.spine.unwrap_or(SPINE).into()).into());
             }
         };
-        self.check_unused()?;
+        self.check_unused(HYBRID)?;
         Ok(flat)
     }
 
-    /// Returns how a sender learns of racks while a cost model chooses the algorithm.
-    pub(crate) fn selection(&self, members: u32) -> anyhow::Result<RackSelection> {
-        if self.spine.is_some() {
-            return Err(only_for_hybrid("--spine (or RDMC_SPINE)"));
-        }
-        match &self.racks {
-            None | Some(RacksText::Auto) => Ok(RackSelection::Find),
-            Some(RacksText::None) => Ok(RackSelection::Ignore),
-            Some(given) => Ok(RackSelection::Given(given.resolve(members)?)),
-        }
+    /// Makes the algorithm for a sender if one is given; else says how it learns of racks. `members` include it.
+    pub(crate) fn selection(
+        &self,
+        algorithm: OrAuto<AlgorithmName>,
+        members: u32,
+    ) -> anyhow::Result<(Option<Algorithm>, RackSelection)> {
+        let racks = match (algorithm, &self.racks) {
+            (OrAuto::Given(name), _) => {
+                if name != AlgorithmName::Hybrid {
+                    self.check_unused(AUTO_OR_HYBRID)?;
+                }
+                return Ok((Some(self.resolve(name, members)?), RackSelection::Ignore));
+            }
+            (OrAuto::Auto, _) if self.spine.is_some() => {
+                let remedy = format!("{HYBRID} and --racks; with {AUTO}, two trees join the racks");
+                return Err(needs("--spine (or RDMC_SPINE)", &remedy));
+            }
+            (OrAuto::Auto, None | Some(RacksText::Auto)) => RackSelection::Find,
+            (OrAuto::Auto, Some(RacksText::None)) => RackSelection::Ignore,
+            (OrAuto::Auto, Some(given)) => RackSelection::Given(given.resolve(members)?),
+        };
+        Ok((None, racks))
+    }
+
+    /// Tells whether racks are given, and not found or ignored.
+    pub(crate) fn has_racks(&self) -> bool {
+        self.racks.as_ref().is_some_and(RacksText::are_given)
     }
 
     /// Makes the algorithm if one is given.
@@ -171,22 +191,22 @@ impl HybridOptions {
     ) -> anyhow::Result<Option<Algorithm>> {
         match algorithm {
             OrAuto::Given(name) => self.resolve(name, members).map(Some),
-            OrAuto::Auto => self.check_unused().map(|()| None),
+            OrAuto::Auto => self.check_unused(HYBRID).map(|()| None),
         }
     }
 
-    fn check_unused(&self) -> anyhow::Result<()> {
-        match (&self.racks, self.spine) {
-            (Some(RacksText::Auto | RacksText::None), None) => Ok(()),
-            (Some(_), _) => Err(only_for_hybrid("--racks (or RDMC_RACKS)")),
-            (None, Some(_)) => Err(only_for_hybrid("--spine (or RDMC_SPINE)")),
-            (None, None) => Ok(()),
+    /// Checks that nothing is given that only other algorithms take: racks are for `with_racks`.
+    fn check_unused(&self, with_racks: &str) -> anyhow::Result<()> {
+        match self.spine {
+            _ if self.has_racks() => Err(needs("--racks (or RDMC_RACKS)", with_racks)),
+            Some(_) => Err(needs("--spine (or RDMC_SPINE)", HYBRID)),
+            None => Ok(()),
         }
     }
 }
 
-fn only_for_hybrid(option: &str) -> anyhow::Error {
-    Exit::Usage.error(format!("{option} needs --algorithm hybrid"))
+fn needs(option: &str, what: &str) -> anyhow::Error {
+    Exit::Usage.error(format!("{option} needs {what}"))
 }
 
 /// Racks as typed, before they are checked against the members.
@@ -223,12 +243,20 @@ impl FromStr for RacksText {
 }
 
 impl RacksText {
+    fn are_given(&self) -> bool {
+        matches!(self, Self::Sizes(_) | Self::Ranks(_))
+    }
+
     fn resolve(&self, members: u32) -> anyhow::Result<Racks> {
         self.checked(members).context("--racks (or RDMC_RACKS)").context(Exit::Usage)
     }
 
     fn checked(&self, members: u32) -> anyhow::Result<Racks> {
         let racks = match self {
+            RacksText::Sizes(sizes) if sizes.contains(&0) => anyhow::bail!(
+                "a list without / has the sizes of racks, and one is 0; for the ranks in each rack, put / between the \
+                 racks: 0,1/2,3"
+            ),
             RacksText::Sizes(sizes) => Racks::from_sizes(sizes)?,
             RacksText::Ranks(racks) => Racks::from_assignment(&assignment(racks, members)?)?,
             RacksText::Auto | RacksText::None => {
@@ -262,6 +290,9 @@ fn assignment(racks: &[Vec<u32>], members: u32) -> anyhow::Result<Vec<u32>> {
 
 /// What --racks takes.
 const FORMS: &str = "give the sizes of racks (4,4), the ranks in each (0,2/1,3), auto or none";
+/// What takes racks and a spine, and what takes racks in `rdmc send`.
+const HYBRID: &str = "--algorithm hybrid";
+const AUTO_OR_HYBRID: &str = "--algorithm auto or hybrid";
 /// Default schedule among the racks.
 const SPINE: SpineName = SpineName::TwoTree;
 /// Value of --racks that ignores racks.
@@ -290,6 +321,24 @@ mod tests {
     }
 
     #[test]
+    fn racks_and_spines_that_an_algorithm_does_not_take_are_refused_with_what_takes_them() {
+        let racks = || Some(RacksText::Sizes(vec![2, 2]));
+        let given = HybridOptions { racks: racks(), spine: None };
+        let (two_tree, hybrid) = (OrAuto::Given(AlgorithmName::TwoTree), OrAuto::Given(AlgorithmName::Hybrid));
+        assert!(matches!(given.selection(OrAuto::Auto, 4), Ok((None, RackSelection::Given(_)))));
+        assert!(matches!(given.selection(hybrid, 4), Ok((Some(_), RackSelection::Ignore))));
+        let said = |options: &HybridOptions, algorithm| format!("{:#}", options.selection(algorithm, 4).unwrap_err());
+        assert_eq!(said(&given, two_tree), "usage: --racks (or RDMC_RACKS) needs --algorithm auto or hybrid");
+        let refused = format!("{:#}", given.resolve(AlgorithmName::TwoTree, 4).unwrap_err());
+        assert_eq!(refused, "usage: --racks (or RDMC_RACKS) needs --algorithm hybrid");
+        let with_spine = HybridOptions { racks: racks(), spine: Some(SpineName::Chain) };
+        assert!(said(&with_spine, OrAuto::Auto).ends_with("and --racks; with auto, two trees join the racks"));
+        for racks in [None, Some(RacksText::Auto), Some(RacksText::None)] {
+            assert!(said(&HybridOptions { racks, spine: None }, hybrid).contains("needs the racks: --racks 4,4"));
+        }
+    }
+
+    #[test]
     fn racks_are_given_by_size_or_by_rank() {
         assert_eq!(hybrid("2,2", 4).unwrap(), hybrid("0,1/2,3", 4).unwrap());
         assert_ne!(hybrid("2,2", 4).unwrap(), hybrid("0,2/1,3", 4).unwrap());
@@ -306,5 +355,7 @@ mod tests {
         let said = format!("{:#}", hybrid("0,1/1,2,3", 4).unwrap_err());
         assert_eq!(said, "usage: --racks (or RDMC_RACKS): rank 1 is in two racks");
         assert_eq!(Exit::code_of(&hybrid("4,4", 4).unwrap_err()), 2);
+        let ranks_without_racks = format!("{:#}", hybrid("0,1,2,3", 4).unwrap_err());
+        assert!(ranks_without_racks.contains("put / between the racks: 0,1/2,3"), "{ranks_without_racks}");
     }
 }

@@ -150,7 +150,11 @@ pub(crate) enum Command {
 
 /// Options of `rdmc send`.
 #[derive(Debug, Args)]
-#[command(after_help = exit::HELP, after_long_help = examples::of_send())]
+#[command(
+    after_help = exit::HELP,
+    after_long_help = examples::of_send(),
+    mut_args(racks_of_send)
+)]
 pub(crate) struct SendOptions {
     /// Files and directories to send; each arrives under its own name
     #[arg(required = true, value_name = "FILE")]
@@ -186,7 +190,7 @@ pub(crate) struct SendOptions {
     /// default that of this host's network device, or 2.5G if the system does not know it
     #[arg(long, env = "RDMC_PORT_RATE", value_name = "RATE")]
     pub(crate) port_rate: Option<PortRate>,
-    /// Time from a member to the farthest one and back, for the cost model, with its unit: 250us, 24ms; measured by
+    /// Time from a member to the farthest one and back, for the cost model, from 1us to 60s: 250us, 24ms; measured by
     /// default
     #[arg(long, env = "RDMC_PATH_RTT", value_name = "TIME", value_parser = parse_round_trip)]
     pub(crate) path_rtt: Option<Duration>,
@@ -207,7 +211,8 @@ pub(crate) struct SendOptions {
     /// --timeout has passed; by default the first refusal ends the program
     #[arg(long, env = "RDMC_WAIT", value_parser = Switch)]
     pub(crate) wait: bool,
-    /// Seconds after which a silent member is given up, from 0.05 to 3600; longer for machines that stop for a while
+    /// Seconds within which the others have agreed to give up a silent member, from 0.05 to 3600: it is silent for
+    /// 17/20 of them; longer for machines that stop for a while
     #[arg(long, env = "RDMC_DETECTION", default_value = "2", value_name = "SECONDS", value_parser = parse_detection)]
     pub(crate) detection: Duration,
     /// How the transfer goes on if a receiver or the sender fails after all have agreed to the list of files
@@ -232,6 +237,11 @@ pub(crate) struct SendOptions {
     pub(crate) output: OutputOptions,
 }
 
+/// Lets a sender find racks by default.
+fn racks_of_send(option: clap::Arg) -> clap::Arg {
+    if option.get_id() == "racks" { option.default_value(AUTO).help(RACKS_OF_SEND) } else { option }
+}
+
 /// Parses a number of seconds from `MIN` to a day.
 fn parse_whole_seconds<const MIN: u64>(text: &str) -> Result<u64, String> {
     let seconds = text.parse().ok().filter(|seconds| (MIN..=86_400).contains(seconds));
@@ -247,7 +257,7 @@ fn parse_detection(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Parses a time of at most a minute with its unit: `us`, `ms` or `s`.
+/// Parses a time from a microsecond to a minute with its unit: `us`, `ms` or `s`.
 fn parse_round_trip(text: &str) -> Result<Duration, String> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
@@ -259,9 +269,13 @@ fn parse_round_trip(text: &str) -> Result<Duration, String> {
     };
     let seconds = number.parse::<f64>().ok().map(|number| number * unit_s).filter(|seconds| *seconds <= 60.0);
     let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    time.ok_or_else(|| "a time of at most a minute with its unit is expected, such as 250us or 24ms".to_owned())
+    let time = time.filter(|time| *time >= Duration::from_micros(1));
+    time.ok_or_else(|| "a time from 1us to 60s is expected, with its unit us, ms or s: 250us, 24ms".to_owned())
 }
 
+/// Help of --racks of `rdmc send`.
+const RACKS_OF_SEND: &str = "With --algorithm auto or hybrid, the members that share a rack: sizes in order of rank \
+    (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the sender; auto finds them, none ignores them";
 /// What can happen if a member fails.
 const ON_FAILURE: [Named<OnFailure>; 2] = [
     (
@@ -633,14 +647,27 @@ mod tests {
     use rdmc_files::size::POOL_BYTES_DEFAULT;
 
     #[test]
-    fn round_trips_have_a_unit_and_are_at_most_a_minute() {
-        let us = [("250us", 250), ("24ms", 24_000), ("1.5 ms", 1_500), ("2s", 2_000_000), ("0ms", 0), ("3µs", 3)];
+    fn round_trips_have_a_unit_and_are_from_a_microsecond_to_a_minute() {
+        let us = [("250us", 250), ("24ms", 24_000), ("1.5 ms", 1_500), ("60s", 60_000_000), ("1us", 1), ("3µs", 3)];
         for (text, us) in us {
             assert_eq!(parse_round_trip(text), Ok(Duration::from_micros(us)), "{text}");
         }
-        for text in ["", "5", "ms", "-1ms", "61s", "1h", "NaNms", "1e3ms", "infs"] {
-            assert!(parse_round_trip(text).is_err_and(|error| error.contains("24ms")), "{text}");
+        for text in ["", "0", "0ms", "0.5us", "5", "ms", "-1ms", "61s", "1h", "NaNms", "1e3ms", "infs"] {
+            assert!(parse_round_trip(text).is_err_and(|error| error.contains("us, ms or s: 250us, 24ms")), "{text}");
         }
+    }
+
+    #[test]
+    fn only_help_of_send_says_that_racks_are_found() {
+        let (mut commands, mut found) = (command(), Vec::new());
+        commands.build();
+        for command in commands.get_subcommands() {
+            let Some(racks) = command.get_arguments().find(|option| option.get_id() == "racks") else { continue };
+            let is_found = racks.get_help().is_some_and(|help| help.to_string().contains("auto finds them"));
+            assert_eq!(is_found, racks.get_default_values() == [AUTO], "{}", command.get_name());
+            found.extend(is_found.then(|| command.get_name().to_owned()));
+        }
+        assert_eq!(found, ["send"]);
     }
 
     #[test]

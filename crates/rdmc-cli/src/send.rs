@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::StreamExt;
-use rdmc_files::{FileSender, RackSelection, TransferError};
+use rdmc_files::{FileSender, TransferError};
 
 use crate::address::AddressList;
-use crate::choice::OrAuto;
 use crate::cli::SendOptions;
 use crate::exit::{Exit, Stop, of_transfer};
 use crate::progress::{Reporter, Screen, TransferView};
@@ -20,10 +19,7 @@ pub(crate) async fn run(options: SendOptions, screen: Screen, stop: Stop) -> any
     let security = options.security.open()?;
     let receivers: Vec<String> = options.to.into_iter().flat_map(|AddressList(addresses)| addresses).collect();
     let members = u32::try_from(receivers.len() + 1).unwrap_or(u32::MAX);
-    let (algorithm, racks) = match options.algorithm {
-        OrAuto::Auto => (None, options.hybrid.selection(members)?),
-        OrAuto::Given(name) => (Some(options.hybrid.resolve(name, members)?), RackSelection::Ignore),
-    };
+    let (algorithm, racks) = options.hybrid.selection(options.algorithm, members)?;
     let sender = FileSender::builder(receivers)
         .algorithm(algorithm)
         .block_size(options.block_size.given())
