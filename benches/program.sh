@@ -3,7 +3,8 @@
 # tbf limits its port in both directions. Needs root, iproute2 and a kernel with network namespaces. Traffic stays
 # inside the namespaces. Prints comma-separated values: receivers, the value of `--algorithm`, the median of the seconds
 # of the whole command, the same over the time that the bytes take at the rate of a port, and the seconds of each round.
-# More arguments of the program may follow an algorithm, after commas: `auto,--racks,none`; they are printed with `+`.
+# More arguments of the program may follow an algorithm, after plus signs: `hybrid+--racks+0,2/1,3`. The second column
+# has `;` in place of commas.
 # `get` is no algorithm: the first receiver runs `rdmc get`. It is measured only with one receiver.
 #
 # With UPLINK_MBIT the hosts stand in RACKS racks (or sites), each in the rack after that of the host before it. Each
@@ -58,10 +59,10 @@ for ((i = first; i < hosts; i++)); do
     until [ -n "$(ip netns exec "$name-$i" ss -Hltn '( sport = 7471 or sport = 7472 )')" ]; do sleep 0.1; done
 done
 
-# Brings the file to the first N receivers; prints the seconds it took: bring_to N ALGORITHM[,ARGUMENT...]
+# Brings the file to the first N receivers; prints the seconds it took: bring_to N ALGORITHM[+ARGUMENT...]
 bring_to() {
     local to='' begun ended i arguments command
-    IFS=, read -ra arguments <<<"$2"
+    IFS=+ read -ra arguments <<<"$2"
     for ((i = 1; i <= $1; i++)); do to+=${to:+,}10.77.0.$((i + 1)):7471; done
     command=("$name-0" "$program" send --quiet --algorithm "${arguments[@]}" --to "$to" "$work/0/file")
     [ "${arguments[0]}" != get ] ||
@@ -95,5 +96,5 @@ for case in "${cases[@]}"; do
     all=${taken[$case]# } algorithm=${case#*,}
     median=$(tr ' ' '\n' <<<"$all" | sort -n | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }')
     over=$(awk "BEGIN { printf \"%.3f\", $median / ($mib * 1048576 * 8 / ($rate * 1e6)) }")
-    echo "${case%%,*},${algorithm//,/+},$median,$over,$all"
+    echo "${case%%,*},${algorithm//,/;},$median,$over,$all"
 done
