@@ -40,6 +40,13 @@ struct Failed<'a> {
     failed: &'a [FailedPeer],
 }
 
+/// A warning of the program itself.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "warning")]
+struct Warning<'a> {
+    message: &'a str,
+}
+
 /// Tells whether an event goes to stdout for people too.
 fn is_result(event: &Event) -> bool {
     matches!(event, Event::Done { .. })
@@ -51,11 +58,15 @@ fn is_shown_by_bars(event: &Event) -> bool {
 }
 
 /// An event as a line for people.
-struct Line<'a>(&'a Event);
+struct Line<'a> {
+    event: &'a Event,
+    /// How many bytes of the files have travelled, as far as is known.
+    travelled: Option<u64>,
+}
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
+        match self.event {
             Event::Listening { address, dir, loopback_only, security, fabrics, device, .. } => {
                 write!(f, "listening at {address}, receiving into {dir}")?;
                 f.write_str(match security {
@@ -74,7 +85,7 @@ impl fmt::Display for Line<'_> {
             Event::Declined { from, reason, .. } => {
                 write!(f, "no transfer from {}: {}", from.as_deref().unwrap_or(SOMEBODY), printable(reason))
             }
-            Event::Started { direction, peers, receivers, files, bytes, fabric, plan, path, .. } => {
+            Event::Started { direction, peers, receivers, files, bytes, fabric, plan, .. } => {
                 let (shown, more) = peers.split_at(peers.len().min(PEERS_SHOWN_MAX));
                 let shown = if shown.is_empty() { SOMEBODY.to_owned() } else { printable(&shown.join(", ")) };
                 f.write_str(if *direction == Direction::Sending { "sending to " } else { "receiving from " })?;
@@ -88,11 +99,7 @@ impl fmt::Display for Line<'_> {
                         plan.racks.iter().map(|ranks| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
                     write!(f, ", racks {}", racks.collect::<Vec<_>>().join("/"))?;
                 }
-                // Shorter ones hardly matter.
-                match path.map(|path| path.round_trip_ms).filter(|ms| *ms >= 0.5) {
-                    Some(ms) => write!(f, ", {ms:.1} ms to the farthest and back"),
-                    None => Ok(()),
-                }
+                Ok(())
             }
             Event::Progress { bytes, total, .. } => write!(f, "{} of {}", ByteSize(*bytes), ByteSize(*total)),
             Event::File { path, bytes, .. } => write!(f, "{path}  {}", ByteSize(*bytes)),
@@ -101,17 +108,51 @@ impl fmt::Display for Line<'_> {
                 write!(f, "{}; going on with {}", explain(failed), count(*receivers, "receiver"))
             }
             Event::Done { receivers, files, bytes, skipped, seconds, received, .. } => {
-                let rate = Rate { bytes: *bytes, seconds: *seconds };
-                let (files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
-                write!(f, "{files}, {} to {receivers} in {seconds:.2} s, {rate} each", ByteSize(*bytes))?;
-                if let Some(had @ 1..) = received.and_then(|received| bytes.checked_sub(received)) {
-                    write!(f, "; {} were already here", ByteSize(had))?;
-                }
+                let (said_files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
+                write!(f, "{said_files}, {} to {receivers} in {seconds:.2} s", ByteSize(*bytes))?;
+                let travelled = match received {
+                    Some(received) => Travelled::here(*received, *files),
+                    None => Travelled::from_here(self.travelled),
+                };
+                write!(f, "{}", travelled.of(*bytes, *seconds))?;
                 if *skipped > 0 { write!(f, "; {skipped} skipped") } else { Ok(()) }
             }
             Event::Failed(error) => write!(f, "{error}"),
             // Later events are for programs.
             _ => Ok(()),
+        }
+    }
+}
+
+/// What is known of how many bytes of the files have travelled, at the end of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Travelled {
+    /// At a receiver: so many.
+    Here(u64),
+    /// At a sender: so many, when it last looked. Receivers may have had the rest.
+    FromHere(u64),
+}
+
+impl Travelled {
+    /// At a receiver that has received so many bytes, a digest for each file included.
+    fn here(received: u64, files: u64) -> Self {
+        Self::Here(received.saturating_sub(files.saturating_mul(DIGEST_LEN)))
+    }
+
+    fn from_here(seen: Option<u64>) -> Self {
+        Self::FromHere(seen.unwrap_or(0))
+    }
+
+    /// Returns what to say of `bytes`: a rate only if they have travelled.
+    fn of(self, bytes: u64, seconds: f64) -> String {
+        let rate = || format!(", {} each", Rate { bytes, seconds });
+        match self {
+            Self::Here(travelled) => match bytes.saturating_sub(travelled) {
+                0 => rate(),
+                had => format!("; {} were already here", ByteSize(had)),
+            },
+            Self::FromHere(seen) if seen >= bytes / 2 => rate(),
+            Self::FromHere(_) => String::new(),
         }
     }
 }
@@ -175,8 +216,9 @@ impl Reporter {
         Self { mode, screen }
     }
 
-    /// Prints an event.
-    pub(crate) fn say(&self, event: &Event) {
+    /// Prints an event. Of the bytes of its transfer, `travelled` have, as far as is known.
+    fn say(&self, event: &Event, travelled: Option<u64>) {
+        let line = Line { event, travelled };
         match self.mode {
             Mode::Quiet => {
                 // The failure of one transfer, while the program goes on.
@@ -186,9 +228,9 @@ impl Reporter {
             }
             Mode::Json => print_json(event),
             Mode::Bars if is_shown_by_bars(event) => {}
-            Mode::Bars | Mode::Lines if is_result(event) => self.print(&Line(event).to_string()),
-            Mode::Bars => self.screen.0.suspend(|| tell(Line(event))),
-            Mode::Lines => tell(Line(event)),
+            Mode::Bars | Mode::Lines if is_result(event) => self.print(&line.to_string()),
+            Mode::Bars => self.screen.0.suspend(|| tell(line)),
+            Mode::Lines => tell(line),
         }
     }
 
@@ -204,6 +246,14 @@ impl Reporter {
     pub(crate) fn warn(&self, text: &str) {
         if matches!(self.mode, Mode::Bars | Mode::Lines) {
             self.screen.0.suspend(|| tell(text));
+        }
+    }
+
+    /// Prints a warning, for people or for programs.
+    pub(crate) fn warning(&self, message: &str) {
+        match self.mode {
+            Mode::Json => print_json(&Warning { message }),
+            _ => self.warn(&format!("warning: {message}")),
         }
     }
 
@@ -255,19 +305,36 @@ struct Progress {
 #[derive(Debug)]
 pub(crate) struct TransferView {
     reporter: Reporter,
-    bars: HashMap<Option<SessionNumber>, Bar>,
+    /// The transfers that have started.
+    under_way: HashMap<Option<SessionNumber>, TransferUnderWay>,
+    /// What has happened before a transfer started: members may fail while they form its group.
+    early: HashMap<Option<SessionNumber>, Vec<Event>>,
+}
+
+/// A transfer that has started.
+#[derive(Debug)]
+struct TransferUnderWay {
+    bar: Bar,
+    /// Bytes that have travelled.
+    travelled: u64,
 }
 
 impl TransferView {
     pub(crate) fn new(reporter: Reporter) -> Self {
-        Self { reporter, bars: HashMap::new() }
+        Self { reporter, under_way: HashMap::new(), early: HashMap::new() }
     }
 
-    /// Prints an event of a transfer.
+    /// Prints an event of a transfer. Failures from before it started come after its start.
     pub(crate) fn show(&mut self, session: Option<SessionNumber>, event: &Event) {
+        self.show_with(session, event, |_| {});
+    }
+
+    /// Prints an event of a transfer, and what `explain` prints to it.
+    pub(crate) fn show_with(&mut self, session: Option<SessionNumber>, event: &Event, explain: impl FnOnce(&Reporter)) {
         match event {
             Event::Progress { bytes, total, confirming, .. } => {
-                if let Some(bar) = self.bars.get(&session) {
+                if let Some(TransferUnderWay { bar, travelled }) = self.under_way.get_mut(&session) {
+                    *travelled = *bytes;
                     bar.set(*bytes);
                     // A sender has queued everything before everything has travelled.
                     if *confirming && bytes >= total {
@@ -276,19 +343,38 @@ impl TransferView {
                 }
                 return;
             }
-            Event::Done { .. } | Event::Declined { .. } | Event::Failed(_) => self.end(session),
+            Event::GoingOn { .. } if !self.under_way.contains_key(&session) => {
+                self.early.entry(session).or_default().push(event.clone());
+                return;
+            }
             _ => {}
         }
-        self.reporter.say(event);
+        let ends = matches!(event, Event::Done { .. } | Event::Declined { .. } | Event::Failed(_));
+        let travelled = self.under_way.get(&session).map(|transfer| transfer.travelled);
+        if ends {
+            self.end(session);
+        }
+        self.reporter.say(event, travelled);
+        explain(&self.reporter);
         if let Event::Started { direction, bytes, .. } = event {
+            for early in self.early.remove(&session).unwrap_or_default() {
+                self.reporter.say(&early, None);
+            }
             let label = if *direction == Direction::Sending { "sending" } else { "receiving" };
-            self.bars.insert(session, self.reporter.bar(label, *bytes));
+            let bar = self.reporter.bar(label, *bytes);
+            self.under_way.insert(session, TransferUnderWay { bar, travelled: 0 });
         }
     }
 
-    /// Removes the bar of a transfer.
+    /// Ends a transfer: removes its bar.
     pub(crate) fn end(&mut self, session: Option<SessionNumber>) {
-        self.bars.remove(&session);
+        self.under_way.remove(&session);
+        self.early.remove(&session);
+    }
+
+    /// Returns what prints.
+    pub(crate) fn reporter(&self) -> &Reporter {
+        &self.reporter
     }
 }
 
@@ -361,3 +447,22 @@ const JSON_INTERVAL: Duration = Duration::from_millis(500);
 const PEERS_SHOWN_MAX: usize = 4;
 /// Name of a peer whose address is not known.
 const SOMEBODY: &str = "an unknown host";
+/// Bytes of the digest that follows each file.
+const DIGEST_LEN: u64 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_said_only_of_bytes_that_have_travelled() {
+        let bytes = 8 << 20;
+        let said = |travelled: Travelled| travelled.of(bytes, 2.0);
+        assert_eq!(said(Travelled::here(bytes + 64, 2)), ", 4.0 MiB/s each");
+        assert_eq!(said(Travelled::here(32, 1)), "; 8 MiB were already here");
+        assert_eq!(said(Travelled::here((1 << 20) + 32, 1)), "; 7 MiB were already here");
+        assert_eq!(said(Travelled::from_here(Some(bytes - 1))), ", 4.0 MiB/s each");
+        assert_eq!(said(Travelled::from_here(Some(1 << 20))), "");
+        assert_eq!(said(Travelled::from_here(None)), "");
+    }
+}

@@ -89,6 +89,32 @@ fn a_sender_that_is_told_of_racks_sends_by_racks() {
 }
 
 #[test]
+fn a_sender_says_what_its_choice_assumes_and_which_options_have_no_effect() {
+    let source = TempDir::new().unwrap();
+    let file = source.path().join("file");
+    std::fs::write(&file, pattern(100_000, 1)).unwrap();
+    let told = |fabric: &str, options: &[&str]| {
+        let receivers = [0; 3].map(|_| Receiver::start(&["--once", "--fabric", fabric]));
+        let to = receivers.each_ref().map(|receiver| receiver.address.clone()).join(",");
+        let sent =
+            finish(command(&["send", "--fabric", fabric, "--to", &to]).args(options).arg(&file).spawn().unwrap());
+        assert_eq!(code(&sent), 0, "{sent:?}");
+        format!("{}{}", text(&sent.stdout), text(&sent.stderr))
+    };
+    let explained = told("tcp", &["--port-rate", "200M", "--path-rtt", "60s", "--racks", "2,2", "--block-size", "1k"]);
+    let basis = "chosen for ports of 200 Mbit/s (given), 60.0 s to the farthest and back";
+    assert!(explained.contains(basis) && explained.contains("warning: blocks of 1 KiB are short"), "{explained}");
+    assert!(!explained.contains("no effect"), "{explained}");
+    let given = told("tcp", &["--algorithm", "chain", "--block-size", "64k"]);
+    assert!(!given.contains("chosen for") && !given.contains("warning"), "{given}");
+    if cfg!(target_os = "linux") {
+        let shared = told("shm", &["--path-rtt", "60s", "--racks", "2,2"]);
+        assert!(shared.contains("warning: --racks (or RDMC_RACKS) has no effect"), "{shared}");
+        assert!(!shared.contains("chosen for") && !shared.contains("farthest"), "{shared}");
+    }
+}
+
+#[test]
 fn racks_that_do_not_suit_the_receivers_are_usage_errors() {
     for (arguments, said) in [
         (["--racks", "2,2"], "the racks hold 4 members, but there are 3"),

@@ -5,9 +5,10 @@
 use std::path::PathBuf;
 use std::process::Child;
 
+use rdmc::{GroupSpec, Listener, TcpFabric};
 use tempfile::TempDir;
 
-use crate::cluster::pattern;
+use crate::cluster::{pattern, watched};
 use crate::program::{Receiver, assert_all_have, begins, code, command, events, finish, text, tree, wait_until};
 
 #[test]
@@ -28,6 +29,40 @@ fn a_receiver_killed_in_the_middle_is_named_and_the_others_get_everything() {
     let going_on: Vec<_> = said.iter().filter(|event| event["event"] == "going-on").collect();
     assert_eq!((going_on.len(), going_on[0]["receivers"].as_u64()), (1, Some(3)), "{said:?}");
     assert_eq!(said.iter().filter(|event| event["event"] == "file").count(), 2, "{said:?}");
+    assert_all_have(receivers, &source);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_fails_while_the_group_forms_is_named_after_the_start_of_the_transfer() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 1, 1 << 20);
+    let receivers: Vec<_> = (0..2).map(|_| Receiver::start(&["--once", "--no-shm"])).collect();
+    let listener = Listener::bind(TcpFabric::new(), "127.0.0.1:0").await.unwrap();
+    let to = receivers.iter().map(|receiver| receiver.address.as_str()).chain([listener.local_address()]);
+    let to = to.collect::<Vec<_>>().join(",");
+    let mut sender = command(&["send", "--fabric", "tcp", "--json", "--to", &to]);
+    let sender = sender.args(&files).spawn().unwrap();
+    let odd = async {
+        let node = listener.next_invitation().await.accept().await.unwrap().start().await.unwrap();
+        // The group of the files has another specification.
+        node.join_group(GroupSpec::new(2, node.nodes()).block_size(77)).await.map(drop).unwrap_err();
+    };
+    watched(odd).await;
+    let sent = tokio::task::spawn_blocking(move || finish(sender)).await.unwrap();
+    assert_eq!(code(&sent), 3, "{sent:?}");
+    let said = events(&sent);
+    let begun: Vec<_> =
+        said.iter().filter(|event| ["started", "going-on"].map(Into::into).contains(&event["event"])).collect();
+    assert_eq!(
+        (begun.len(), &begun[0]["event"], &begun[1]["event"]),
+        (2, &"started".into(), &"going-on".into()),
+        "{said:?}"
+    );
+    assert_eq!(
+        (&begun[1]["failed"][0]["cause"], &begun[1]["receivers"]),
+        (&"other-group".into(), &2.into()),
+        "{said:?}"
+    );
     assert_all_have(receivers, &source);
 }
 
