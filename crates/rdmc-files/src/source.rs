@@ -79,8 +79,8 @@ impl SourceTree {
     }
 
     /// Walks through files and directories that arrive under these names, beside what is skipped already. Leaves out
-    /// parts of interrupted transfers, and skips directories that cannot be read. A file that cannot be read is found out
-    /// when its turn comes.
+    /// parts of interrupted transfers, and skips directories that cannot be read. A file that cannot be read is found
+    /// out when its turn comes.
     pub(crate) fn find_served(arguments: Vec<(PathBuf, Vec<u8>)>, skipped: Vec<Skipped>) -> Result<Self, Problem> {
         let mut source = Self { is_served: true, skipped, ..Self::default() };
         for (at, name) in arguments {

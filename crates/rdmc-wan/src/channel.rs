@@ -1,8 +1,8 @@
 //! The data channel of a session: queue pairs of one fabric, used as one.
 //!
 //! Over TCP, several queue pairs are several connections; over a device, each repeats its own packets. On a path that
-//! loses packets each recovers by itself, and all together lose less of their rate. On short paths over shared memory and
-//! devices one is enough.
+//! loses packets each recovers by itself, and all together lose less of their rate. On short paths over shared memory
+//! and devices one is enough.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

@@ -4,7 +4,7 @@ use std::io;
 
 use rdmc::Distrust;
 
-use crate::session::OpenError;
+use crate::session::{OpenError, error_chain};
 use crate::wire::RefusedReason;
 
 impl OpenError {
@@ -28,20 +28,20 @@ impl OpenError {
                 format!("{address} does not answer ({source}): does one of {COMMANDS} listen there, or something else?")
             }
             Self::Handshake { source, .. } if distrust(source) == Some(&Distrust::NotTls) => {
-                format!("{}; or does something other than {COMMANDS} listen there?", chain(self))
+                format!("{}; or does something other than {COMMANDS} listen there?", error_chain(self))
             }
-            _ => chain(self),
+            _ => error_chain(self),
         }
     }
 
-    /// Returns what went wrong at the end that listens, and the remedy if there is one. It names commands and options of
-    /// the program `rdmc`.
+    /// Returns what went wrong at the end that listens, and the remedy if there is one. It names commands and options
+    /// of the program `rdmc`.
     pub fn explained_at_listener(&self) -> String {
-        let Self::Handshake { source, .. } = self else { return chain(self) };
+        let Self::Handshake { source, .. } = self else { return error_chain(self) };
         match encrypting_end(&source.to_string()) {
             Some(End::Listener) => format!("this end encrypts data, and the other end does not: {ENCRYPT}"),
             Some(End::Opener) => format!("the other end encrypts data, and this end does not: {ENCRYPT}"),
-            None => chain(self),
+            None => error_chain(self),
         }
     }
 }
@@ -65,12 +65,6 @@ fn encrypting_end(reason: &str) -> Option<End> {
 
 fn distrust(error: &io::Error) -> Option<&Distrust> {
     error.get_ref()?.downcast_ref()
-}
-
-/// Joins an error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 const COMMANDS: &str = "`rdmc serve` and `rdmc gateway --serve`";

@@ -79,8 +79,8 @@ impl Pacer {
         self.rate.map_or(u64::MAX, |rate| rate.burst)
     }
 
-    /// Changes the rate to one that was found, with bursts of `burst` bytes. What was taken before stays taken. A task that
-    /// wakes late makes up for that, but a pause does not lead to a longer burst.
+    /// Changes the rate to one that was found, with bursts of `burst` bytes. What was taken before stays taken. A task
+    /// that wakes late makes up for that, but a pause does not lead to a longer burst.
     pub(crate) fn set_found(&mut self, bytes_per_second: u64, burst: usize) {
         self.rate = Some(Rate::bytes_per_second(bytes_per_second).burst(burst as u64));
         self.lateness = LATENESS;

@@ -310,7 +310,7 @@ fn closed() -> io::Error {
 }
 
 /// Joins an error with its causes.
-pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

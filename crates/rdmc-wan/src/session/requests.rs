@@ -1,5 +1,5 @@
-//! Requests of one connection for the slabs of one direction: when they leave, how many bytes may be under way, and what
-//! the path made of each.
+//! Requests of one connection for the slabs of one direction: when they leave, how many bytes may be under way, and
+//! what the path made of each.
 
 use std::sync::Mutex;
 use std::time::Duration;
