@@ -90,6 +90,8 @@ struct Link {
     serial: u64,
     outgoing: Arc<Outbox>,
     address: Option<IpAddr>,
+    /// As the operating system has measured it when the connection was made.
+    round_trip: Option<Duration>,
     liveness: Liveness,
     /// Ends the connection.
     cut: mpsc::Sender<FailureCause>,
@@ -213,6 +215,14 @@ impl Mesh {
     /// Returns the address of a connected node, where it has one.
     pub(crate) fn address(&self, node: NodeId) -> Option<IpAddr> {
         self.lock().links.get(&node).and_then(|link| link.address)
+    }
+
+    /// Returns the address at which a node listens, as the cluster names it, if this node opens the connections to it
+    /// and knows that it is at least so far away.
+    pub(crate) fn distant_peer(&self, node: NodeId, round_trip: Duration) -> Option<&str> {
+        let known = self.lock().links.get(&node).and_then(|link| link.round_trip)?;
+        let is_distant = node > self.0.me && known >= round_trip;
+        self.0.members.get(&node).filter(|_| is_distant).map(String::as_str)
     }
 
     /// Waits until every other node is connected.
@@ -357,13 +367,13 @@ impl Mesh {
 
     /// Serves one connection until it ends, then tells the groups that its node is lost.
     async fn run_link(&self, stream: Box<dyn ControlStream>, peer: NodeId, incarnation: u64) {
-        let address = stream.peer_address();
+        let (address, round_trip) = (stream.peer_address(), stream.round_trip());
         let (from, to) = tokio::io::split(stream);
         let (outgoing, writer) = outbox::open(to);
         let (cut, mut cuts) = mpsc::channel(1);
         let liveness = Liveness::default();
         let heard = liveness.heard();
-        let link = Link { serial: 0, outgoing, address, liveness, cut };
+        let link = Link { serial: 0, outgoing, address, round_trip, liveness, cut };
         let (serial, begun) = {
             let mut state = self.lock();
             let state = &mut *state;

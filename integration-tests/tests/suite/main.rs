@@ -1,5 +1,6 @@
 //! Tests across crates and processes, in one binary that is linked once.
 
+mod ahead;
 mod api;
 mod batches;
 mod bench;

@@ -4,6 +4,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::future::FutureExt;
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -285,6 +286,7 @@ impl Group {
         holdings: &Mutex<Holdings>,
         spec: [u8; 32],
     ) -> Result<Resumption, GroupError> {
+        self.connect_ahead();
         let told = self.holdings();
         let count = u32::try_from(told.len()).unwrap_or(u32::MAX);
         for rank in self.connected_to() {
@@ -359,6 +361,19 @@ impl Group {
         self.exchange.neighbours.keys().copied().chain(self.status.table.peers()).collect()
     }
 
+    /// Opens the connections to distant members before they have offered their queue pairs.
+    fn connect_ahead(&self) {
+        let node = &self.membership.node;
+        for rank in self.connected_to() {
+            let peer = self.membership.members[rank.index()];
+            if let Some(address) = node.mesh.distant_peer(peer, AHEAD_FROM) {
+                let blocks = self.exchange.neighbours.get(&rank).map_or(0, |_| Neighbour::QUEUE_PAIRS);
+                let table = self.status.table.link(rank).map_or(0, |_| Link::QUEUE_PAIRS);
+                node.fabric.connect_ahead(address, blocks + table);
+            }
+        }
+    }
+
     /// Connects to what a member has offered.
     async fn connect_to(&self, rank: Rank, theirs: OfferedEndpoints) -> Result<(), ConnectError> {
         let (mesh, node) = (&self.membership.node.mesh, self.membership.members[rank.index()]);
@@ -415,5 +430,7 @@ fn with_remedy(spec: &GroupSpec, what: String) -> String {
 /// The remedy for members that are not on one host.
 const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: \
                       choose them so, or private delivery";
+/// Round trip from which connections are opened ahead. It takes longer than to open them in vain.
+const AHEAD_FROM: Duration = Duration::from_micros(500);
 /// Announced sizes that wait for their message.
 const ANNOUNCEMENTS_MAX: usize = 4096;

@@ -324,6 +324,10 @@ impl ControlStream for SecureStream {
     fn peer_address(&self) -> Option<IpAddr> {
         self.peer
     }
+
+    fn round_trip(&self) -> Option<Duration> {
+        self.stream.get_ref().0.0.round_trip()
+    }
 }
 
 impl AsyncRead for SecureStream {

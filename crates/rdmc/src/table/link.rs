@@ -38,6 +38,9 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// Queue pairs to a member.
+    pub(crate) const QUEUE_PAIRS: u16 = 1;
+
     pub(crate) fn new(
         fabric: Arc<dyn Fabric>,
         completions: &Arc<dyn CompletionSource>,

@@ -75,6 +75,9 @@ impl Depth {
 }
 
 impl Neighbour {
+    /// Queue pairs to a neighbour: one for blocks, one for grants.
+    pub(crate) const QUEUE_PAIRS: u16 = 2;
+
     pub(crate) fn new(
         fabric: Arc<dyn Fabric>,
         completions: &Arc<dyn CompletionSource>,
