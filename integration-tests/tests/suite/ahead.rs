@@ -41,7 +41,7 @@ impl FabricDecorator for DistantFabric {
     }
 
     fn connect_ahead(&self, address: &str, connections: u16) {
-        self.ahead.lock().unwrap().push((address.to_owned(), connections));
+        self.ahead.lock().expect("no test panics with it").push((address.to_owned(), connections));
         self.inner.connect_ahead(address, connections);
     }
 }
@@ -139,7 +139,9 @@ async fn connections_to_distant_neighbours_are_opened_ahead_by_the_node_that_ope
             let (messages, _) = futures::join!(taking, sending);
             assert!(messages.iter().all(|messages| messages[0][..] == content[..]));
             // Two queue pairs to the next member of the chain, and one from the root to each for the table.
-            let dialled = |node: usize| fabrics[node].ahead.lock().unwrap().iter().map(|(_, count)| *count).collect();
+            let dialled = |node: usize| {
+                fabrics[node].ahead.lock().expect("no test panics with it").iter().map(|(_, count)| *count).collect()
+            };
             let dialled: Vec<Vec<u16>> = (0..3).map(dialled).collect();
             match is_distant {
                 true => assert_eq!(dialled, [vec![3, 1], vec![2], vec![]]),
