@@ -16,7 +16,7 @@ use rdmc_wan::gateway::{
     AllowList, Client, Entrance, Exit as GatewayExit, GatewayConfig, RefusedFlow, RefusedReason, Route, Target,
     TransparentError, TransparentListenError, listen_transparent,
 };
-use rdmc_wan::{OpenError, Rate, SessionConfig, SessionHandle, SessionListener, SessionRequest};
+use rdmc_wan::{ConnectionEvent, ConnectionEvents, OpenError, Rate, SessionConfig, SessionListener, SessionRequest};
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::mpsc;
@@ -27,10 +27,6 @@ use crate::address;
 use crate::cli::GatewayOptions;
 use crate::exit::{Exit, Signal, Stop, of_transfer, tell};
 use crate::progress::{OutputOptions, print_json};
-
-mod connection;
-
-use connection::{Connection, Turn, counting};
 
 /// Runs a gateway until a signal comes.
 pub(crate) async fn run(options: GatewayOptions, stop: Stop) -> anyhow::Result<()> {
@@ -84,6 +80,15 @@ impl Settings {
             OutputOptions { json: true, .. } => print_json(event),
             OutputOptions { quiet: true, .. } => {}
             _ => tell(event),
+        }
+    }
+
+    fn say_of_connection(&self, peer: &str, event: ConnectionEvent) {
+        let peer = peer.to_owned();
+        match event {
+            ConnectionEvent::Lost => self.say(&Event::Lost { peer }),
+            ConnectionEvent::Resumed => self.say(&Event::Resumed { peer }),
+            _ => {}
         }
     }
 
@@ -220,11 +225,11 @@ struct Near {
     waiting: Vec<Client>,
     opening: Option<Opening>,
     entrance: Option<Entrance>,
-    /// That of the entrance's session.
-    connection: Option<Connection>,
+    /// What happens to the connections of its session.
+    connection: Option<ConnectionEvents>,
 }
 
-type Opening = Pin<Box<dyn Future<Output = Result<(Entrance, Connection), OpenError>> + Send>>;
+type Opening = Pin<Box<dyn Future<Output = Result<Entrance, OpenError>> + Send>>;
 
 impl Near {
     fn new(settings: Settings, peer: String, source: Source) -> Self {
@@ -249,14 +254,14 @@ impl Near {
                     let reason = ended.err().map(|error| error.to_string());
                     self.settings.say(&Event::Ended { peer: self.peer.clone(), reason });
                 }
-                turn = async { self.connection.as_mut().expect("it is there").turn().await },
+                event = async { self.connection.as_mut().expect("it is there").next().await },
                     if self.connection.is_some() =>
                 {
-                    let peer = self.peer.clone();
-                    self.settings.say(&match turn {
-                        Turn::Lost => Event::Lost { peer },
-                        Turn::Resumed => Event::Resumed { peer },
-                    });
+                    match event {
+                        Some(event) => self.settings.say_of_connection(&self.peer, event),
+                        // The entrance ends as well.
+                        None => self.connection = None,
+                    }
                 }
                 client = self.source.next(&self.settings) => self.carry(client),
             }
@@ -291,23 +296,17 @@ impl Near {
     fn open(&mut self) {
         let Settings { fabric, session, gateway, .. } = self.settings.clone();
         let peer = self.peer.clone();
-        let open = || -> Opening {
-            Box::pin(async move {
-                let (fabric, attempts) = counting(fabric);
-                let entrance = Entrance::connect(fabric, &peer, session, gateway).await?;
-                let connection = Connection::new(entrance.session().clone(), attempts);
-                Ok((entrance, connection))
-            })
-        };
+        let open = || -> Opening { Box::pin(async move { Entrance::connect(fabric, &peer, session, gateway).await }) };
         self.opening.get_or_insert_with(open);
     }
 
-    fn opened(&mut self, opened: Result<(Entrance, Connection), OpenError>) {
+    fn opened(&mut self, opened: Result<Entrance, OpenError>) {
         match opened {
-            Ok((entrance, connection)) => {
+            Ok(entrance) => {
                 let fabric = entrance.session().fabric();
                 self.settings.say(&Event::Connected { peer: self.peer.clone(), fabric });
-                (self.entrance, self.connection) = (Some(entrance), Some(connection));
+                self.connection = Some(entrance.session().connection_events());
+                self.entrance = Some(entrance);
                 std::mem::take(&mut self.waiting).into_iter().for_each(|client| self.carry(client));
             }
             Err(error) => {
@@ -428,7 +427,7 @@ async fn serve_session(settings: &Settings, request: SessionRequest, route: Rout
         }
     };
     settings.say(&Event::Connected { peer: from.clone(), fabric: exit.session().fabric() });
-    let (mut resumed, mut quiet_until) = (0, Instant::now());
+    let (mut connection, mut quiet_until) = (exit.session().connection_events(), Instant::now());
     let signal = loop {
         tokio::select! {
             ended = exit.ended() => {
@@ -436,10 +435,7 @@ async fn serve_session(settings: &Settings, request: SessionRequest, route: Rout
                 return settings.say(&Event::Ended { peer: from, reason });
             }
             signal = stop.signalled() => break signal,
-            times = resumed_beyond(exit.session(), resumed) => {
-                resumed = times;
-                settings.say(&Event::Resumed { peer: from.clone() });
-            }
+            Some(event) = connection.next() => settings.say_of_connection(&from, event),
             refused = async { sleep_until(quiet_until).await; exit.next_refused().await } => {
                 // Programs cannot fill the log.
                 quiet_until = Instant::now() + REFUSED_PAUSE;
@@ -449,16 +445,6 @@ async fn serve_session(settings: &Settings, request: SessionRequest, route: Rout
         }
     };
     exit.finish(settings.drain_after(signal)).await;
-}
-
-/// Waits until a session was resumed more than so many times; returns how often.
-async fn resumed_beyond(session: &SessionHandle, times: u64) -> u64 {
-    loop {
-        match session.stats().resumed {
-            more if more > times => return more,
-            _ => sleep(RESUMED_TICK).await,
-        }
-    }
 }
 
 /// What the program tells.
@@ -543,8 +529,6 @@ const CLIENTS_MAX: usize = 64;
 const SESSIONS_MAX: usize = 64;
 /// The least pause between two refused connections of a session that are told.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
-/// How often the exit looks whether a session was resumed.
-const RESUMED_TICK: Duration = Duration::from_secs(1);
 /// How long a program may take to say where its connection leads.
 const SOCKS_LIMIT: Duration = Duration::from_secs(10);
 /// The pause after a connection could not be accepted.

@@ -84,7 +84,7 @@ impl Memory {
     }
 
     /// Has pages of a [mapped](Self::map_file_mut) file allocated ahead of the bytes that arrive there, in another
-    /// thread, 32 MiB ahead. Otherwise a page is allocated when its first byte arrives, which takes longer, and waits
+    /// thread, 8 MiB ahead. Otherwise a page is allocated when its first byte arrives, which takes longer, and waits
     /// while the file system is busy. It ends at the latest with the result, which the caller keeps.
     ///
     /// It is for new files. Pages count as changed when they are allocated, and are read from the disk if they have
@@ -272,7 +272,7 @@ fn allocate(_: &memmap2::MmapRaw, _: usize, _: usize) -> io::Result<()> {
 }
 
 /// Bytes of pages that are allocated ahead.
-const AHEAD: usize = 32 << 20;
+const AHEAD: usize = 8 << 20;
 /// Bytes of pages that are allocated with one call.
 const ALLOCATED_AT_ONCE: usize = 1 << 20;
 

@@ -35,8 +35,8 @@ mod wire;
 
 pub use pace::Rate;
 pub use session::{
-    OpenError, Session, SessionConfig, SessionError, SessionHandle, SessionListener, SessionRequest, SessionStats,
-    Slab, SlabMut, SlabReceiver, SlabSender, SlabVerb, connect,
+    ConnectionEvent, ConnectionEvents, OpenError, Session, SessionConfig, SessionError, SessionHandle, SessionListener,
+    SessionRequest, SessionStats, Slab, SlabMut, SlabReceiver, SlabSender, SlabVerb, connect,
 };
 pub use stream::{SlabReader, SlabWriter};
 

@@ -301,12 +301,22 @@ impl SessionHandle {
         });
     }
 
+    /// Returns what happens to the session's connections from now on.
+    pub fn connection_events(&self) -> ConnectionEvents {
+        let (lost, resumed) = {
+            let state = lock(&self.0.state);
+            (state.lost, state.resumed)
+        };
+        ConnectionEvents { session: self.clone(), lost, resumed }
+    }
+
     /// Returns the session's counters.
     pub fn stats(&self) -> SessionStats {
         let state = lock(&self.0.state);
         SessionStats {
             sent_bytes: state.sent_bytes,
             received_bytes: state.received_bytes,
+            lost: state.lost,
             resumed: state.resumed,
             round_trip: state.round_trip,
             outgoing_ring: self.0.outgoing_ring.len(),
@@ -321,6 +331,48 @@ impl fmt::Debug for SessionHandle {
     }
 }
 
+/// What happens to the connections of a session; made by [`SessionHandle::connection_events`].
+#[derive(Debug)]
+pub struct ConnectionEvents {
+    session: SessionHandle,
+    /// How many of each kind were returned.
+    lost: u64,
+    resumed: u64,
+}
+
+/// Something that happens to the connection of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConnectionEvent {
+    /// It is lost. The end that opened the session tries to open another one.
+    Lost,
+    /// The session goes on over another one.
+    Resumed,
+}
+
+impl ConnectionEvents {
+    /// Waits for the next event; returns `None` when the session has ended.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn next(&mut self) -> Option<ConnectionEvent> {
+        let Self { session, lost, resumed } = self;
+        let next = session.0.until(|state| {
+            // A connection is lost before the next one takes over.
+            if state.resumed > *resumed && *lost > *resumed {
+                *resumed += 1;
+                return Some(Some(ConnectionEvent::Resumed));
+            }
+            if state.lost > *lost {
+                *lost += 1;
+                return Some(Some(ConnectionEvent::Lost));
+            }
+            state.ended.is_some().then_some(None)
+        });
+        next.await
+    }
+}
+
 /// What a session has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -329,6 +381,8 @@ pub struct SessionStats {
     pub sent_bytes: u64,
     /// Bytes of slabs that have arrived.
     pub received_bytes: u64,
+    /// How often the session lost its connection.
+    pub lost: u64,
     /// How often the session went on over another connection.
     pub resumed: u64,
     /// The least round trip of the present connection; `None` before the first one.

@@ -317,11 +317,14 @@ async fn drive(
             Some(link) => tokio::select! {
                 biased;
                 // The other end has lost the connection, whatever this end knows.
-                Some(resumption) = resumptions.recv() => Some(resumption),
+                Some(resumption) = resumptions.recv() => {
+                    shared.note_lost("the other end connects again");
+                    Some(resumption)
+                }
                 end = shared.run(link) => match end {
                     LinkEnd::Over => break,
                     LinkEnd::Lost(cause) => {
-                        tracing::info!(session = %shared.id, cause, "connection lost");
+                        shared.note_lost(&cause);
                         if !patience.has_more(&shared) {
                             shared.change(|state| state.lose(shared.resume_within, cause));
                             break;

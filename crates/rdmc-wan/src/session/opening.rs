@@ -200,7 +200,7 @@ impl Opener {
     async fn drive(self, shared: Arc<Shared>, first: Link) {
         let (mut link, mut patience) = (first, Patience::default());
         while let LinkEnd::Lost(cause) = shared.run(link).await {
-            tracing::info!(session = %self.id, cause, "connection lost");
+            shared.note_lost(&cause);
             if !patience.has_more(&shared) {
                 shared.change(|state| state.lose(shared.resume_within, cause));
                 break;
@@ -274,6 +274,12 @@ impl Patience {
 }
 
 impl Shared {
+    /// Notes that the connection is lost.
+    pub(super) fn note_lost(&self, cause: &str) {
+        tracing::info!(session = %self.id, cause, "connection lost");
+        self.change(|state| state.lost += 1);
+    }
+
     /// Goes on over another connection, whose other end has received so much.
     pub(super) fn take_over(&self, theirs: wire::Progress) -> Result<(), SessionError> {
         self.change(|state| {

@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(crate) released: bool,
     pub(crate) sent_bytes: u64,
     pub(crate) received_bytes: u64,
+    /// How often the connection was lost.
+    pub(crate) lost: u64,
     /// How often another connection took over.
     pub(crate) resumed: u64,
     /// The least round trip of the present connection.

@@ -182,6 +182,7 @@ async fn goes_on(rig: Harness) {
     let cut = Cut::before(rig.listener.local_address()).await;
     let (opened, accepted) = rig.sessions(Some(&cut.address)).await;
     let handle = opened.handle.clone();
+    let both = [&opened.handle, &accepted.handle].map(SessionHandle::connection_events);
     let cutting = async {
         for round in 1..=5u64 {
             // After some progress, so that slabs are under way.
@@ -191,7 +192,15 @@ async fn goes_on(rig: Harness) {
         }
     };
     tokio::join!(exchange(opened, accepted, 30_000_000), cutting);
-    assert_eq!(handle.stats().resumed, 5);
+    let stats = handle.stats();
+    assert_eq!((stats.lost, stats.resumed), (5, 5));
+    for mut events in both {
+        for _ in 0..5 {
+            assert_eq!(events.next().await, Some(ConnectionEvent::Lost));
+            assert_eq!(events.next().await, Some(ConnectionEvent::Resumed));
+        }
+        assert_eq!(events.next().await, None);
+    }
 }
 
 #[tokio::test]
