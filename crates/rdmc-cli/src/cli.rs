@@ -275,7 +275,8 @@ fn parse_round_trip(text: &str) -> Result<Duration, String> {
 
 /// Help of --racks of `rdmc send`.
 const RACKS_OF_SEND: &str = "With --algorithm auto or hybrid, the members that share a rack: sizes in order of rank \
-    (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the sender; auto finds them, none ignores them";
+    (4,4), or the ranks of each rack (0,2/1,3); rank 0 is the sender. With --algorithm auto, auto finds them \
+    and none ignores them";
 /// What can happen if a member fails.
 const ON_FAILURE: [Named<OnFailure>; 2] = [
     (

@@ -83,7 +83,7 @@ impl Settings {
         }
     }
 
-    fn say_of_connection(&self, peer: &str, event: ConnectionEvent) {
+    fn report_connection(&self, peer: &str, event: ConnectionEvent) {
         let peer = peer.to_owned();
         match event {
             ConnectionEvent::Lost => self.say(&Event::Lost { peer }),
@@ -225,15 +225,14 @@ struct Near {
     waiting: Vec<Client>,
     opening: Option<Opening>,
     entrance: Option<Entrance>,
-    /// What happens to the connections of its session.
-    connection: Option<ConnectionEvents>,
+    connection_events: Option<ConnectionEvents>,
 }
 
 type Opening = Pin<Box<dyn Future<Output = Result<Entrance, OpenError>> + Send>>;
 
 impl Near {
     fn new(settings: Settings, peer: String, source: Source) -> Self {
-        Self { settings, peer, source, waiting: Vec::new(), opening: None, entrance: None, connection: None }
+        Self { settings, peer, source, waiting: Vec::new(), opening: None, entrance: None, connection_events: None }
     }
 
     /// Carries clients until a signal comes.
@@ -247,21 +246,22 @@ impl Near {
                     self.opening = None;
                     self.opened(opened);
                 }
+                // First, so that a session is lost before it has ended.
+                event = async { self.connection_events.as_mut().expect("it is there").next().await },
+                    if self.connection_events.is_some() =>
+                {
+                    match event {
+                        Some(event) => self.settings.report_connection(&self.peer, event),
+                        // The entrance ends as well.
+                        None => self.connection_events = None,
+                    }
+                }
                 ended = async { self.entrance.as_ref().expect("it is there").ended().await },
                     if self.entrance.is_some() =>
                 {
-                    (self.entrance, self.connection) = (None, None);
+                    (self.entrance, self.connection_events) = (None, None);
                     let reason = ended.err().map(|error| error.to_string());
                     self.settings.say(&Event::Ended { peer: self.peer.clone(), reason });
-                }
-                event = async { self.connection.as_mut().expect("it is there").next().await },
-                    if self.connection.is_some() =>
-                {
-                    match event {
-                        Some(event) => self.settings.say_of_connection(&self.peer, event),
-                        // The entrance ends as well.
-                        None => self.connection = None,
-                    }
                 }
                 client = self.source.next(&self.settings) => self.carry(client),
             }
@@ -286,7 +286,7 @@ impl Near {
         let Err(refused) = entrance.carry(client) else { return };
         if refused.reason() == RefusedReason::Closing {
             // The session is ending: the next one serves the connection.
-            (self.entrance, self.connection) = (None, None);
+            (self.entrance, self.connection_events) = (None, None);
             return self.carry(refused.into_client());
         }
         tokio::spawn(refused.refuse());
@@ -305,7 +305,7 @@ impl Near {
             Ok(entrance) => {
                 let fabric = entrance.session().fabric();
                 self.settings.say(&Event::Connected { peer: self.peer.clone(), fabric });
-                self.connection = Some(entrance.session().connection_events());
+                self.connection_events = Some(entrance.session().connection_events());
                 self.entrance = Some(entrance);
                 std::mem::take(&mut self.waiting).into_iter().for_each(|client| self.carry(client));
             }
@@ -427,15 +427,17 @@ async fn serve_session(settings: &Settings, request: SessionRequest, route: Rout
         }
     };
     settings.say(&Event::Connected { peer: from.clone(), fabric: exit.session().fabric() });
-    let (mut connection, mut quiet_until) = (exit.session().connection_events(), Instant::now());
+    let (mut connection_events, mut quiet_until) = (exit.session().connection_events(), Instant::now());
     let signal = loop {
         tokio::select! {
+            biased;
+            // First, so that a session is lost before it has ended.
+            Some(event) = connection_events.next() => settings.report_connection(&from, event),
             ended = exit.ended() => {
                 let reason = ended.err().map(|error| error.to_string());
                 return settings.say(&Event::Ended { peer: from, reason });
             }
             signal = stop.signalled() => break signal,
-            Some(event) = connection.next() => settings.say_of_connection(&from, event),
             refused = async { sleep_until(quiet_until).await; exit.next_refused().await } => {
                 // Programs cannot fill the log.
                 quiet_until = Instant::now() + REFUSED_PAUSE;

@@ -25,6 +25,7 @@ pub(crate) async fn run(options: SendOptions, screen: Screen, stop: Stop) -> any
         algorithm: algorithm.is_some(),
         block_size: options.block_size.given().is_some(),
         port_rate: options.port_rate.is_some(),
+        path_rtt: options.path_rtt.is_some(),
         racks: options.hybrid.has_racks(),
     };
     let sender = FileSender::builder(receivers)
@@ -76,6 +77,7 @@ struct GivenOptions {
     algorithm: bool,
     block_size: bool,
     port_rate: bool,
+    path_rtt: bool,
     racks: bool,
 }
 
@@ -88,8 +90,13 @@ impl GivenOptions {
         if is_network && !(self.algorithm && self.block_size) && !reporter.is_json() {
             reporter.warn(&self.assumptions(path.port_rate_bits, path.round_trip_ms));
         }
-        if self.racks && plan.racks.is_empty() {
-            reporter.warning("--racks (or RDMC_RACKS) has no effect: all members are on one host and share memory");
+        let without_effect = [
+            (self.racks && plan.racks.is_empty(), "--racks (or RDMC_RACKS)"),
+            (self.port_rate && !is_network, "--port-rate (or RDMC_PORT_RATE)"),
+            (self.path_rtt && !is_network, "--path-rtt (or RDMC_PATH_RTT)"),
+        ];
+        for (_, option) in without_effect.into_iter().filter(|(is_given, _)| *is_given) {
+            reporter.warning(&format!("{option} has no effect: all members are on one host and share memory"));
         }
     }
 
@@ -139,7 +146,8 @@ mod tests {
     #[test]
     fn a_choice_is_explained_by_the_rate_of_the_ports_and_the_round_trip() {
         let explained = |port_rate, bits, ms| {
-            GivenOptions { algorithm: false, block_size: false, port_rate, racks: false }.assumptions(bits, ms)
+            GivenOptions { algorithm: false, block_size: false, port_rate, path_rtt: false, racks: false }
+                .assumptions(bits, ms)
         };
         let far = ", 24.0 ms to the farthest and back";
         assert_eq!(explained(true, 2_500_000_000, 24.0), format!("chosen for ports of 2.5 Gbit/s (given){far}"));

@@ -39,7 +39,7 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// (`host:port`).
     ///
     /// A fabric that meets peers at that port opens connections now, so that a round trip passes meanwhile. Those that
-    /// are not used within 10 s are closed. The default does nothing.
+    /// are not used within 5 s are closed. The default does nothing.
     fn connect_ahead(&self, address: &str, connections: u16) {
         let _ = (address, connections);
     }

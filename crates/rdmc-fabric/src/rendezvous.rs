@@ -112,9 +112,13 @@ impl Rendezvous {
         runtime.spawn(async move {
             // If it fails, the control connection says so.
             let Some(at) = tokio::net::lookup_host(&address).await.ok().and_then(|mut all| all.next()) else { return };
-            let dialing = (0..usize::from(connections).min(AHEAD_MAX)).map(|_| tokio::spawn(TcpStream::connect(at)));
             let Some(this) = rendezvous.upgrade() else { return };
-            lock(&this.ahead).entry(at).or_default().extend(dialing);
+            {
+                let mut ahead = lock(&this.ahead);
+                let unused = ahead.entry(at).or_default();
+                let count = usize::from(connections).min(AHEAD_MAX.saturating_sub(unused.len()));
+                unused.extend((0..count).map(|_| tokio::spawn(TcpStream::connect(at))));
+            }
             drop(this);
             tokio::time::sleep(USED_WITHIN).await;
             let Some(this) = rendezvous.upgrade() else { return };
@@ -466,10 +470,10 @@ const CONNECTION_SECRET: &str = "rdmc 2026-11 secret of a data connection";
 const NONCE_NAME: &str = "rdmc 2026-11 name of a nonce";
 /// Connections to one peer that are being opened, at most.
 const OPENED_AT_ONCE: usize = 32;
-/// Most connections that are opened ahead at once: a node keeps few silent ones from one address.
+/// Most unused connections to one peer that were opened ahead: a node keeps few silent ones from one address.
 const AHEAD_MAX: usize = 8;
-/// After this time, connections that were opened ahead are closed.
-const USED_WITHIN: Duration = Duration::from_secs(10);
+/// After this time, connections that were opened ahead are closed. The peer would close them later.
+const USED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a connection that is being opened keeps others waiting, at most.
 const OPENED_WITHIN: Duration = Duration::from_millis(100);
 

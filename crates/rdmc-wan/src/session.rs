@@ -301,7 +301,7 @@ impl SessionHandle {
         });
     }
 
-    /// Returns what happens to the session's connections from now on.
+    /// Returns the events of the session's connections from now on.
     pub fn connection_events(&self) -> ConnectionEvents {
         let (lost, resumed) = {
             let state = lock(&self.0.state);
@@ -331,16 +331,16 @@ impl fmt::Debug for SessionHandle {
     }
 }
 
-/// What happens to the connections of a session; made by [`SessionHandle::connection_events`].
+/// The events of a session's connections; made by [`SessionHandle::connection_events`].
 #[derive(Debug)]
 pub struct ConnectionEvents {
     session: SessionHandle,
-    /// How many of each kind were returned.
+    /// Events up to these counts are not returned again.
     lost: u64,
     resumed: u64,
 }
 
-/// Something that happens to the connection of a session.
+/// An event of a session's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
@@ -354,7 +354,7 @@ impl ConnectionEvents {
     /// Waits for the next event; returns `None` when the session has ended.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// No event is missed.
     pub async fn next(&mut self) -> Option<ConnectionEvent> {
         let Self { session, lost, resumed } = self;
         let next = session.0.until(|state| {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
@@ -90,7 +90,7 @@ struct Link {
     serial: u64,
     outgoing: Arc<Outbox>,
     address: Option<IpAddr>,
-    /// As the operating system has measured it when the connection was made.
+    /// The operating system's measurement when the connection was made; `None` if it does not measure.
     round_trip: Option<Duration>,
     liveness: Liveness,
     /// Ends the connection.
@@ -217,12 +217,16 @@ impl Mesh {
         self.lock().links.get(&node).and_then(|link| link.address)
     }
 
-    /// Returns the address at which a node listens, as the cluster names it, if this node opens the connections to it
-    /// and knows that it is at least so far away.
-    pub(crate) fn distant_peer(&self, node: NodeId, round_trip: Duration) -> Option<&str> {
-        let known = self.lock().links.get(&node).and_then(|link| link.round_trip)?;
-        let is_distant = node > self.0.me && known >= round_trip;
-        self.0.members.get(&node).filter(|_| is_distant).map(String::as_str)
+    /// Returns where a node listens, if the round trip to it is known and takes at least so long. Only for a node to
+    /// which this one opens the connections.
+    pub(crate) fn distant_peer(&self, node: NodeId, at_least: Duration) -> Option<SocketAddr> {
+        let (_, port) = self.0.members.get(&node).filter(|_| node > self.0.me)?.rsplit_once(':')?;
+        let (ip, round_trip) = {
+            let state = self.lock();
+            let link = state.links.get(&node)?;
+            (link.address?, link.round_trip?)
+        };
+        (round_trip >= at_least).then_some(SocketAddr::new(ip, port.parse().ok()?))
     }
 
     /// Waits until every other node is connected.

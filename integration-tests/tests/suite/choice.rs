@@ -108,8 +108,10 @@ fn a_sender_says_what_its_choice_assumes_and_which_options_have_no_effect() {
     let given = told("tcp", &["--algorithm", "chain", "--block-size", "64k"]);
     assert!(!given.contains("chosen for") && !given.contains("warning"), "{given}");
     if cfg!(target_os = "linux") {
-        let shared = told("shm", &["--path-rtt", "60s", "--racks", "2,2"]);
-        assert!(shared.contains("warning: --racks (or RDMC_RACKS) has no effect"), "{shared}");
+        let shared = told("shm", &["--port-rate", "200M", "--path-rtt", "60s", "--racks", "2,2"]);
+        for option in ["--racks (or RDMC_RACKS)", "--port-rate (or RDMC_PORT_RATE)", "--path-rtt (or RDMC_PATH_RTT)"] {
+            assert!(shared.contains(&format!("warning: {option} has no effect")), "{shared}");
+        }
         assert!(!shared.contains("chosen for") && !shared.contains("farthest"), "{shared}");
     }
 }

@@ -277,14 +277,16 @@ impl Shared {
     /// Notes that the connection is lost.
     pub(super) fn note_lost(&self, cause: &str) {
         tracing::info!(session = %self.id, cause, "connection lost");
-        self.change(|state| state.lost += 1);
+        // At the end of a session the other end may be gone first.
+        self.change(|state| state.lost += u64::from(state.ended.is_none() && !state.is_complete()));
     }
 
     /// Goes on over another connection, whose other end has received so much.
     pub(super) fn take_over(&self, theirs: wire::Progress) -> Result<(), SessionError> {
         self.change(|state| {
-            state.resumed += 1;
-            state.resume(theirs)
+            let resumed = state.resume(theirs);
+            state.resumed += u64::from(resumed.is_ok());
+            resumed
         })?;
         tracing::info!(session = %self.id, "session resumed over another connection");
         Ok(())

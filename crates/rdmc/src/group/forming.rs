@@ -361,15 +361,16 @@ impl Group {
         self.exchange.neighbours.keys().copied().chain(self.status.table.peers()).collect()
     }
 
-    /// Opens the connections to distant members before they have offered their queue pairs.
+    /// Has the fabric open the connections to distant members before they offer their queue pairs: those that this
+    /// node opens.
     fn connect_ahead(&self) {
         let node = &self.membership.node;
         for rank in self.connected_to() {
             let peer = self.membership.members[rank.index()];
             if let Some(address) = node.mesh.distant_peer(peer, AHEAD_FROM) {
-                let blocks = self.exchange.neighbours.get(&rank).map_or(0, |_| Neighbour::QUEUE_PAIRS);
-                let table = self.status.table.link(rank).map_or(0, |_| Link::QUEUE_PAIRS);
-                node.fabric.connect_ahead(address, blocks + table);
+                let for_blocks = if self.exchange.neighbours.contains_key(&rank) { Neighbour::QUEUE_PAIRS } else { 0 };
+                let for_table = if self.status.table.link(rank).is_some() { Link::QUEUE_PAIRS } else { 0 };
+                node.fabric.connect_ahead(&address.to_string(), for_blocks + for_table);
             }
         }
     }
@@ -430,7 +431,7 @@ fn with_remedy(spec: &GroupSpec, what: String) -> String {
 /// The remedy for members that are not on one host.
 const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: \
                       choose them so, or private delivery";
-/// Round trip from which connections are opened ahead. It takes longer than to open them in vain.
+/// Least round trip at which connections are opened ahead: it costs more than a connection that is opened in vain.
 const AHEAD_FROM: Duration = Duration::from_micros(500);
 /// Announced sizes that wait for their message.
 const ANNOUNCEMENTS_MAX: usize = 4096;
