@@ -247,15 +247,8 @@ impl Near {
                     self.opened(opened);
                 }
                 // First, so that a session is lost before it has ended.
-                event = async { self.connection_events.as_mut().expect("it is there").next().await },
-                    if self.connection_events.is_some() =>
-                {
-                    match event {
-                        Some(event) => self.settings.report_connection(&self.peer, event),
-                        // The entrance ends as well.
-                        None => self.connection_events = None,
-                    }
-                }
+                Some(event) = async { self.connection_events.as_mut().expect("it is there").next().await },
+                    if self.connection_events.is_some() => self.settings.report_connection(&self.peer, event),
                 ended = async { self.entrance.as_ref().expect("it is there").ended().await },
                     if self.entrance.is_some() =>
                 {

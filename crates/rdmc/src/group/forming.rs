@@ -286,11 +286,11 @@ impl Group {
         holdings: &Mutex<Holdings>,
         spec: [u8; 32],
     ) -> Result<Resumption, GroupError> {
-        self.connect_ahead();
         let told = self.holdings();
         let count = u32::try_from(told.len()).unwrap_or(u32::MAX);
         for rank in self.connected_to() {
             let node = self.membership.members[rank.index()];
+            self.connect_ahead(rank, node);
             // Before the offer: a member that has all offers knows which blocks each member holds.
             for holding in &told {
                 self.membership.send(node, holding.clone()).await;
@@ -361,18 +361,14 @@ impl Group {
         self.exchange.neighbours.keys().copied().chain(self.status.table.peers()).collect()
     }
 
-    /// Has the fabric open the connections to distant members before they offer their queue pairs: those that this
-    /// node opens.
-    fn connect_ahead(&self) {
+    /// Has the fabric open the connections to a distant member before it offers its queue pairs, if this node is to
+    /// open them.
+    fn connect_ahead(&self, rank: Rank, peer: NodeId) {
         let node = &self.membership.node;
-        for rank in self.connected_to() {
-            let peer = self.membership.members[rank.index()];
-            if let Some(address) = node.mesh.distant_peer(peer, AHEAD_FROM) {
-                let for_blocks = if self.exchange.neighbours.contains_key(&rank) { Neighbour::QUEUE_PAIRS } else { 0 };
-                let for_table = if self.status.table.link(rank).is_some() { Link::QUEUE_PAIRS } else { 0 };
-                node.fabric.connect_ahead(&address.to_string(), for_blocks + for_table);
-            }
-        }
+        let Some(address) = node.mesh.distant_peer(peer, AHEAD_FROM) else { return };
+        let for_blocks = if self.exchange.neighbours.contains_key(&rank) { Neighbour::QUEUE_PAIRS } else { 0 };
+        let for_table = if self.status.table.link(rank).is_some() { Link::QUEUE_PAIRS } else { 0 };
+        node.fabric.connect_ahead(&address.to_string(), for_blocks + for_table);
     }
 
     /// Connects to what a member has offered.
