@@ -133,4 +133,4 @@ fn places() -> impl Iterator<Item = (&'static str, MeetingPlace)> {
 }
 
 /// First bytes of the endpoints of the fabric `tcp`.
-pub(crate) const TAG: &[u8] = b"tcp2";
+pub(crate) const TAG: &[u8] = b"tcp3";

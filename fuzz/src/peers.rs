@@ -72,7 +72,8 @@ async fn suffer(bytes: &[u8]) {
     let queue = fabric.create_completion_queue(64, CompletionMode::Event).expect("there is memory");
     let source = queue.source();
     tokio::spawn(queue.drain());
-    let config = QueuePairConfig { send_depth: 8, receive_depth: 8, receiver_not_ready: Duration::from_millis(1) };
+    let receiver_not_ready = Duration::from_millis(1);
+    let config = QueuePairConfig { send_depth: 8, receive_depth: 8, receiver_not_ready, ..QueuePairConfig::default() };
     let queue_pair = fabric.create_queue_pair(&source, config).expect("the queue has room");
     let mut memory = Carved::new(&fabric);
     let exposed = memory.expose(&fabric, EXPOSED_LEN);

@@ -449,8 +449,12 @@ fn assert_gone<T: fmt::Debug>(outcome: Result<T, WorkError>) {
 pub const WATCHDOG: Duration = Duration::from_secs(20);
 
 /// A configuration in which sends wait for a receive longer than any body takes.
-const PATIENT: QueuePairConfig =
-    QueuePairConfig { send_depth: 128, receive_depth: 128, receiver_not_ready: Duration::from_secs(3600) };
+const PATIENT: QueuePairConfig = QueuePairConfig {
+    send_depth: 128,
+    receive_depth: 128,
+    receiver_not_ready: Duration::from_secs(3600),
+    warm_up: true,
+};
 
 /// Entries of the completion queues.
 const COMPLETIONS_MAX: u32 = 16 << 10;

@@ -179,6 +179,10 @@ pub struct QueuePairConfig {
     pub receive_depth: u32,
     /// How long a peer's send waits for a receive to be posted here.
     pub receiver_not_ready: Duration,
+    /// Whether long sends will come soon, so that the path may be made ready for them. Default false.
+    ///
+    /// On [`TcpFabric`](crate::TcpFabric) it means [padding](crate::TcpConfig::padded_from), elsewhere nothing.
+    pub warm_up: bool,
 }
 
 impl QueuePairConfig {
@@ -191,7 +195,7 @@ impl QueuePairConfig {
 impl Default for QueuePairConfig {
     /// 128 requests of each kind; a peer's send waits one second for a receive.
     fn default() -> Self {
-        Self { send_depth: 128, receive_depth: 128, receiver_not_ready: Duration::from_secs(1) }
+        Self { send_depth: 128, receive_depth: 128, receiver_not_ready: Duration::from_secs(1), warm_up: false }
     }
 }
 

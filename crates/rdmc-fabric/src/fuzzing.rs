@@ -27,6 +27,7 @@ pub fn tcp_headers(at: RemoteMemory) -> Vec<(&'static str, [u8; TCP_HEADER_LEN])
         ("read-response", Frame::ReadResponse { len }),
         ("refuse", Frame::Refuse { reason: Refusal::Access }),
         ("nearly-taken", Frame::NearlyTaken),
+        ("padding", Frame::Padding { len }),
     ];
     headers.map(|(name, frame)| (name, frame.encode())).to_vec()
 }

@@ -181,7 +181,7 @@ impl Drop for Share {
 
 fn queue_pair_config(is_written: bool) -> QueuePairConfig {
     let receive_depth = if is_written { DEPTH } else { 1 };
-    QueuePairConfig { send_depth: DEPTH, receive_depth, receiver_not_ready: Duration::from_secs(1) }
+    QueuePairConfig { send_depth: DEPTH, receive_depth, ..QueuePairConfig::default() }
 }
 
 /// Most requests that are posted to one queue pair.

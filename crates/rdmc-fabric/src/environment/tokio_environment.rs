@@ -268,7 +268,7 @@ impl ControlListener for TcpControlListener {
 
 /// Returns the round trip of a connection as TCP has measured it, from the first segment on.
 #[cfg(target_os = "linux")]
-fn tcp_round_trip(stream: &TcpStream) -> Option<Duration> {
+pub(crate) fn tcp_round_trip(stream: &TcpStream) -> Option<Duration> {
     use std::mem::{MaybeUninit, size_of};
     use std::os::fd::AsRawFd;
 
@@ -285,7 +285,7 @@ fn tcp_round_trip(stream: &TcpStream) -> Option<Duration> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn tcp_round_trip(_: &TcpStream) -> Option<Duration> {
+pub(crate) fn tcp_round_trip(_: &TcpStream) -> Option<Duration> {
     None
 }
 

@@ -1,17 +1,19 @@
 //! The 32-byte header of every message on a data connection.
 //!
 //! ```text
-//! byte  0      kind: 1 send, 2 write, 3 read, 4 acknowledgement, 5 read response, 6 refusal, 7 nearly taken
+//! byte  0      kind: 1 send, 2 write, 3 read, 4 acknowledgement, 5 read response, 6 refusal, 7 nearly taken,
+//!              8 padding
 //!       1      flags (send and write only): bit 0 set if an immediate is given, bit 1 if the acknowledgement may wait
 //!              for that of a later request
 //!       2..4   0
 //!       4..8   immediate (send, write) | number of requests (acknowledgement) | reason (refusal)
-//!       8..16  length in bytes: of the payload (send, write, read response), to be read (read)
+//!       8..16  length in bytes: of the payload (send, write, read response, padding), to be read (read)
 //!      16..24  key (write, read)
 //!      24..32  address (write, read)
 //! ```
 //! Numbers are little endian; fields that a kind does not use are 0. The payload of a send, a write or a read response
-//! follows its header. Requests are answered in order; "nearly taken" precedes the acknowledgement of a long send.
+//! follows its header, as does padding, which means nothing. Requests are answered in order; "nearly taken" precedes the
+//! acknowledgement of a long send.
 
 use crate::remote::RemoteMemory;
 use crate::work::WorkError;
@@ -26,6 +28,7 @@ pub(crate) enum Frame {
     ReadResponse { len: u64 },
     Refuse { reason: Refusal },
     NearlyTaken,
+    Padding { len: u64 },
 }
 
 /// Why a request was refused.
@@ -82,6 +85,7 @@ impl Frame {
             Self::ReadResponse { len } => (5, None, 0, RemoteMemory { len, ..zero }),
             Self::Refuse { reason } => (6, None, reason as u32 + 1, zero),
             Self::NearlyTaken => (7, None, 0, zero),
+            Self::Padding { len } => (8, None, 0, RemoteMemory { len, ..zero }),
         };
         let mut out = [0; Self::LEN];
         out[0] = kind;
@@ -115,6 +119,7 @@ impl Frame {
                 },
             },
             7 => Self::NearlyTaken,
+            8 => Self::Padding { len: at.len },
             _ => return None,
         };
         // Unused fields are 0, so that each header has one form.
@@ -151,6 +156,7 @@ mod tests {
             prop_oneof![Just(Refusal::InvalidRequest), Just(Refusal::Access), Just(Refusal::ReceiverNotReady)]
                 .prop_map(|reason| Frame::Refuse { reason }),
             Just(Frame::NearlyTaken),
+            any::<u64>().prop_map(|len| Frame::Padding { len }),
         ]
     }
 
@@ -161,7 +167,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_one_frame_or_none(mut bytes: [u8; Frame::LEN], kind in 0u8..8, flags in 0u8..5) {
+        fn any_bytes_are_one_frame_or_none(mut bytes: [u8; Frame::LEN], kind in 0u8..9, flags in 0u8..5) {
             bytes[0] = kind;
             bytes[1] = flags;
             bytes[2..4].fill(0);

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use tokio::net::TcpStream;
 
 use super::frame::{Frame, Refusal};
 use super::stream::{Connection, Incoming, Outgoing, Reader, Writer};
 use super::{TcpShared, set_pace, stays_on_host, tune};
 use crate::completion::CompletionSource;
-use crate::environment::{Environment, TokioEnvironment};
+use crate::environment::{Environment, TokioEnvironment, tcp_round_trip};
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::Buffer;
 use crate::queue_pair::{UNSIGNALED_MAX, next_queue_pair_id};
@@ -54,6 +55,10 @@ impl Responses {
         }
         self.release();
         self.queue.push_back(response);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.held == 0
     }
 
     /// Lets go of the acknowledgements that are held.
@@ -188,6 +193,7 @@ impl TcpQueuePair {
     /// Reads and writes until the queue pair is closed or breaks.
     async fn run(self: Arc<Self>, stream: Connection) {
         let peer = stream.tcp().peer_addr().ok();
+        let padded = self.padded_round_trip(stream.tcp());
         let (mut from, mut to) = match stream.into_split() {
             Ok(halves) => halves,
             Err(error) => {
@@ -197,7 +203,7 @@ impl TcpQueuePair {
         };
         let ending = {
             let reading = std::pin::pin!(self.read_frames(&mut from));
-            let writing = std::pin::pin!(self.write_frames(&mut to));
+            let writing = std::pin::pin!(self.write_frames(&mut to, padded));
             match futures::future::select(reading, writing).await {
                 futures::future::Either::Left((Err(ending), _)) | futures::future::Either::Right((Err(ending), _)) => {
                     ending
@@ -238,6 +244,7 @@ impl TcpQueuePair {
         let mut closed = self.meeting.closed();
         let mut from = Reader::new(from, &mut closed);
         let mut budget = YieldBudget::default();
+        let mut padding = 0;
         loop {
             let mut header = [0; Frame::LEN];
             from.fill(&mut header).await?;
@@ -260,6 +267,13 @@ impl TcpQueuePair {
                     if !self.posted.nearly_acknowledged() {
                         return Err(self.nothing_outstanding("nothing to be nearly taken"));
                     }
+                    continue;
+                }
+                Frame::Padding { len } => {
+                    let allowed = usize::try_from(len).ok().filter(|len| *len <= PADDING_MAX - padding);
+                    let len = allowed.ok_or(EndReason::Protocol("too much padding"))?;
+                    padding += len;
+                    from.skip(len).await?;
                     continue;
                 }
                 Frame::Acknowledge { requests } => {
@@ -448,9 +462,16 @@ impl TcpQueuePair {
 
     // The writer.
 
-    async fn write_frames(&self, to: &mut Outgoing) -> Result<std::convert::Infallible, EndReason> {
+    async fn write_frames(
+        &self,
+        to: &mut Outgoing,
+        padded: Option<Duration>,
+    ) -> Result<std::convert::Infallible, EndReason> {
         let mut closed = self.meeting.closed();
         let mut to = Writer { to, closed: &mut closed };
+        if let Some(round_trip) = padded {
+            self.pad(&mut to, round_trip).await?;
+        }
         let mut batch = WriteBatch { headers: Vec::with_capacity(HEADERS_LEN), ..WriteBatch::default() };
         loop {
             if self.has_only_acknowledgements() {
@@ -477,6 +498,25 @@ impl TcpQueuePair {
                 return Err(EndReason::Refusing);
             }
         }
+    }
+
+    /// Returns the round trip of a connection on which padding precedes the first request.
+    fn padded_round_trip(&self, stream: &TcpStream) -> Option<Duration> {
+        let warms_up = self.config.warm_up && !self.on_host.load(Ordering::Relaxed);
+        tcp_round_trip(stream).filter(|round_trip| warms_up && *round_trip >= self.shared.config.padded_from)
+    }
+
+    /// Writes padding until there is something else to write: each time as much as TCP lets out in one round trip.
+    async fn pad(&self, to: &mut Writer<'_>, round_trip: Duration) -> Result<(), EndReason> {
+        let (mut len, mut left) = (PADDING_FIRST, PADDING_MAX);
+        while left >= len && !self.posted.has_sends() && !self.posted.is_broken() && lock(&self.responses).is_empty() {
+            to.write_both(&Frame::Padding { len: len as u64 }.encode(), &PADDING[..len]).await?;
+            left -= len;
+            len *= 2;
+            let changed = self.posted.sends_changed();
+            let _ = tokio::time::timeout(round_trip, changed).await;
+        }
+        Ok(())
     }
 
     /// Tells whether nothing but acknowledgements is to be written.
@@ -595,7 +635,7 @@ fn copy_behind(bytes: &mut Vec<u8>, data: &Buffer) -> io::Result<()> {
 
 /// Returns the first bytes of an encoded endpoint: they name fabric, encryption and version.
 fn endpoint_tag(encrypt: bool) -> &'static [u8] {
-    if encrypt { b"tls2" } else { b"tcp2" }
+    if encrypt { b"tls3" } else { b"tcp3" }
 }
 
 /// `EFAULT`: the kernel could not access the memory, for example because a mapped file was shortened.
@@ -606,5 +646,10 @@ const SMALL_LEN: usize = 4 << 10;
 const HEADERS_LEN: usize = 16 << 10;
 /// Responses that may wait to be written; a peer that causes more breaks the protocol.
 const RESPONSES_MAX: usize = 16 << 10;
+/// What TCP lets out in the first round trip (RFC 6928).
+const PADDING_FIRST: usize = 14 << 10;
+/// Most bytes of padding on a connection: those of three round trips.
+const PADDING_MAX: usize = 7 * PADDING_FIRST;
+static PADDING: [u8; 4 * PADDING_FIRST] = [0; 4 * PADDING_FIRST];
 /// How long a connection that carries a refusal waits for the peer to close it.
 const REFUSAL_LINGER: Duration = Duration::from_secs(2);

@@ -149,6 +149,19 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Reads bytes that mean nothing.
+    pub(super) async fn skip(&mut self, mut len: usize) -> Result<(), EndReason> {
+        while len > 0 {
+            if self.unused.is_empty() {
+                self.read_ahead().await?;
+            }
+            let skipped = len.min(self.unused.len());
+            self.unused.start += skipped;
+            len -= skipped;
+        }
+        Ok(())
+    }
+
     /// Reads into exposed memory; its lock is held for one system call at a time.
     pub(super) async fn fill_grant(&mut self, grant: &ExposureGrant) -> Result<(), EndReason> {
         let mut done = 0;

@@ -1,6 +1,8 @@
 //! Every fabric of this crate passes the conformance suite, and so does every decorator without anything to do.
 
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use rdmc_fabric::conformance::{Node, Rig, block_on};
@@ -38,6 +40,25 @@ impl Rig for EncryptedTcp {
             Node::listening(TcpFabric::with_config(config), "127.0.0.1:0")
         };
         Box::pin(async move { (listening().await, listening().await) })
+    }
+}
+
+/// The nodes have two addresses, so that they take each other for other hosts, and padding precedes requests.
+#[cfg(target_os = "linux")]
+struct PaddedTcp {
+    encrypt: bool,
+}
+
+#[cfg(target_os = "linux")]
+impl Rig for PaddedTcp {
+    fn pair(&self) -> BoxFuture<'_, (Node, Node)> {
+        let listening = |address| {
+            let mut config = TcpConfig::default();
+            config.encrypt = self.encrypt;
+            config.padded_from = Duration::ZERO;
+            Node::listening(TcpFabric::with_config(config), address)
+        };
+        Box::pin(async move { (listening("127.0.0.1:0").await, listening("127.0.0.2:0").await) })
     }
 }
 
@@ -104,6 +125,10 @@ rdmc_fabric::conformance_suite!(tcp, Tcp);
 rdmc_fabric::conformance_suite!(tcp_threads, Threads(Tcp));
 rdmc_fabric::conformance_suite!(tcp_encrypted, EncryptedTcp);
 rdmc_fabric::conformance_suite!(tcp_encrypted_threads, Threads(EncryptedTcp));
+#[cfg(target_os = "linux")]
+rdmc_fabric::conformance_suite!(tcp_padded, PaddedTcp { encrypt: false });
+#[cfg(target_os = "linux")]
+rdmc_fabric::conformance_suite!(tcp_padded_encrypted, PaddedTcp { encrypt: true });
 #[cfg(target_os = "linux")]
 rdmc_fabric::conformance_suite!(shm, Shm);
 #[cfg(target_os = "linux")]

@@ -42,7 +42,7 @@ fn nonce(endpoint: &Endpoint) -> &[u8] {
 
 /// Describes this test as the peer of `queue_pair`: tag, nonce, no address.
 fn myself() -> Peer {
-    let endpoint = Endpoint::new([b"tcp2".as_slice(), &OWN_NONCE, &[0]].concat()).unwrap();
+    let endpoint = Endpoint::new([b"tcp3".as_slice(), &OWN_NONCE, &[0]].concat()).unwrap();
     Peer { endpoint, role: Role::Passive, address: None }
 }
 
@@ -78,7 +78,7 @@ async fn a_connection_from_another_than_expected_is_refused() {
     let (fabric, listener) = listening().await;
     let queue_pair = queue_pair(&fabric);
     let stream = knock(&*listener, nonce(&queue_pair.endpoint())).await;
-    let other = Endpoint::new([b"tcp2".as_slice(), &[8; 16], &[0]].concat()).unwrap();
+    let other = Endpoint::new([b"tcp3".as_slice(), &[8; 16], &[0]].concat()).unwrap();
     let refused = queue_pair.connect(Peer { endpoint: other, ..myself() }).await;
     assert!(matches!(refused, Err(ConnectError::BadNonce)), "{refused:?}");
     assert!(is_shut(stream).await);
@@ -154,6 +154,62 @@ async fn a_send_of_impossible_length_is_refused() {
     assert_eq!((answer[16], answer[20]), (6, 1), "the peer is told that its request is invalid");
 }
 
+/// Returns a queue pair that sends padding, and this test's connection to it.
+#[cfg(target_os = "linux")]
+async fn warming_up() -> (std::sync::Arc<TcpFabric>, QueuePair, TcpStream) {
+    let mut config = TcpConfig::default();
+    config.padded_from = Duration::ZERO;
+    let fabric = TcpFabric::with_config(config);
+    // Not the address that this test connects from, as if it were on another host.
+    let listener = fabric.environment().listen("127.0.0.2:0").await.unwrap();
+    let queue = fabric.create_completion_queue(1024, CompletionMode::Event).unwrap();
+    let config = QueuePairConfig { warm_up: true, ..QueuePairConfig::default() };
+    let queue_pair = fabric.create_queue_pair(&queue.source(), config).unwrap();
+    fabric.environment().spawn(Box::pin(queue.drain()));
+    let mut stream = knock(&*listener, nonce(&queue_pair.endpoint())).await;
+    queue_pair.connect(myself()).await.unwrap();
+    stream.read_exact(&mut [0; 16]).await.unwrap();
+    (fabric, queue_pair, stream)
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn padding_precedes_the_first_request_and_grows_to_its_bound() {
+    let (fabric, queue_pair, mut stream) = warming_up().await;
+    let mut header = [0; 32];
+    for len in [14 << 10, 28 << 10, 56 << 10] {
+        stream.read_exact(&mut header).await.unwrap();
+        assert_eq!((header[0], u64::from_le_bytes(header[8..16].try_into().unwrap())), (8, len));
+        stream.read_exact(&mut vec![0; usize::try_from(len).unwrap()]).await.unwrap();
+    }
+    let _send = queue_pair.send(fabric.allocate(3).unwrap().into_mut().unwrap().freeze(), None);
+    stream.read_exact(&mut header).await.unwrap();
+    assert_eq!(header[0], 1, "a send follows");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_peer_may_send_some_padding_and_no_more() {
+    for (bytes, ended) in [(98 << 10, None), ((98 << 10) + 1, Some(WorkError::Flushed))] {
+        let (fabric, queue_pair, mut stream) = warming_up().await;
+        let (mut from, mut to) = stream.split();
+        let receive = queue_pair.receive(fabric.allocate(8).unwrap().into_mut().unwrap());
+        let padding = |len: usize| [[8; 1].as_slice(), &[0; 7], &len.to_le_bytes(), &[0; 16], &vec![0; len]].concat();
+        let send = [[1; 1].as_slice(), &[0; 7], &3_u64.to_le_bytes(), &[0; 16], &[1, 2, 3]].concat();
+        let written = [padding(5), padding(bytes - 5), send].concat();
+        // The node may end the connection while this is written.
+        let writing = async { drop(to.write_all(&written).await) };
+        let reading = async { drop(tokio::io::copy(&mut from, &mut tokio::io::sink()).await) };
+        let receiving = tokio::time::timeout(WATCHDOG, receive);
+        let peer = async { tokio::join!(writing, reading, std::future::pending::<()>()) };
+        let outcome = tokio::select! {
+            received = receiving => received.expect("the receive ends").map(|received| received.len),
+            _ = peer => unreachable!("it waits for ever"),
+        };
+        assert_eq!(outcome, ended.map_or(Ok(3), Err), "{bytes}");
+    }
+}
+
 fn encrypting() -> std::sync::Arc<TcpFabric> {
     let mut config = TcpConfig::default();
     config.encrypt = true;
@@ -163,7 +219,7 @@ fn encrypting() -> std::sync::Arc<TcpFabric> {
 /// Describes a queue pair with this test's own nonce that listens at `address`.
 fn at(address: std::net::SocketAddr, role: Role) -> Peer {
     let std::net::IpAddr::V4(ip) = address.ip() else { panic!("{address}") };
-    let parts = [b"tls2".as_slice(), &OWN_NONCE, &[4], &ip.octets(), &address.port().to_le_bytes()];
+    let parts = [b"tls3".as_slice(), &OWN_NONCE, &[4], &ip.octets(), &address.port().to_le_bytes()];
     Peer { endpoint: Endpoint::new(parts.concat()).unwrap(), role, address: None }
 }
 

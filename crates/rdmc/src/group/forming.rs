@@ -32,7 +32,7 @@ use crate::table::{ExpectedRows, Link, RingEnd, Row, StatusTable};
 use crate::transfer::Port;
 use crate::transfer::distance::Distance;
 use crate::transfer::exchange::Exchange;
-use crate::transfer::neighbour::{Depth, Neighbour};
+use crate::transfer::neighbour::{Depth, Neighbour, Sends};
 use crate::transfer::waits::WaitMonitor;
 use crate::wire::GroupFrame;
 
@@ -198,19 +198,15 @@ impl Neighbourhood {
         let depth = Depth::shared(node.completions_max, neighbours.sends_to.len() + neighbours.receives_from.len());
         let mut peers = BTreeMap::new();
         for &peer in neighbours.sends_to.iter().chain(&neighbours.receives_from) {
-            let learns_size_here = learns_size_of_block && first_source_of(peer)? == Some(rank);
+            let sends = match learns_size_of_block && first_source_of(peer)? == Some(rank) {
+                true => Sends::BlocksAndSizes,
+                false if neighbours.sends_to.contains(&peer) => Sends::Blocks,
+                false => Sends::Nothing,
+            };
             let id = spec.members[peer.index()];
             if let Entry::Vacant(vacant) = peers.entry(peer) {
                 let (fabric, block_size) = (node.fabric.clone(), spec.block_size);
-                vacant.insert(Neighbour::new(
-                    fabric,
-                    &node.completions,
-                    peer,
-                    id,
-                    learns_size_here,
-                    block_size,
-                    depth,
-                )?);
+                vacant.insert(Neighbour::new(fabric, &node.completions, peer, id, sends, block_size, depth)?);
             }
         }
         let mut announced_to = Vec::new();

@@ -54,7 +54,12 @@ impl Link {
         };
         let (writes_ring, rows_expected) = (written > 0, ROWS_EXPECTED + expected);
         let send_depth = ROWS_WRITTEN + written;
-        let config = QueuePairConfig { send_depth, receive_depth: rows_expected, receiver_not_ready: ROW_WAITS };
+        let config = QueuePairConfig {
+            send_depth,
+            receive_depth: rows_expected,
+            receiver_not_ready: ROW_WAITS,
+            ..Default::default()
+        };
         let queue_pair = fabric.create_queue_pair(completions, config)?;
         let place = fabric.allocate(Row::LEN)?.into_mut().expect("a fabric allocates writable memory");
         let theirs = fabric.expose(Expose::Mutable(place, RemoteAccess::WRITE))?;

@@ -30,8 +30,7 @@ use crate::wire::BlockEndpoints;
 pub(crate) struct Neighbour {
     pub(crate) rank: Rank,
     pub(crate) node: NodeId,
-    /// Whether this member is the one from which the neighbour gets the first block of every message.
-    pub(crate) learns_size_here: bool,
+    sends: Sends,
     /// The number of the last message whose size was told to it, plus 1.
     size_told_of: AtomicU64,
     fabric: Arc<dyn Fabric>,
@@ -62,6 +61,15 @@ pub(crate) struct Neighbour {
     depth: u64,
 }
 
+/// What a member sends to a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sends {
+    Nothing,
+    Blocks,
+    /// Also the size of every message, with the first block that the neighbour gets of it.
+    BlocksAndSizes,
+}
+
 /// How many blocks may be under way from one neighbour to another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Depth(u32);
@@ -83,24 +91,24 @@ impl Neighbour {
         completions: &Arc<dyn CompletionSource>,
         rank: Rank,
         node: NodeId,
-        learns_size_here: bool,
+        sends: Sends,
         block_size: u32,
         Depth(depth): Depth,
     ) -> Result<Self, FabricError> {
         let worthwhile = fabric.capabilities().ahead_bytes / u64::from(block_size.max(1));
-        let queue_pair = |send_depth, receive_depth| {
-            let config = QueuePairConfig { send_depth, receive_depth, ..Default::default() };
+        let queue_pair = |send_depth, receive_depth, warm_up| {
+            let config = QueuePairConfig { send_depth, receive_depth, warm_up, ..Default::default() };
             fabric.create_queue_pair(completions, config)
         };
         // The first send of a message may have a size before it.
-        let data = queue_pair(depth + SIZES_MAX, depth)?;
-        let ready = queue_pair(GRANT_WRITES_MAX + 1, GRANT_RECEIVES)?;
+        let data = queue_pair(depth + SIZES_MAX, depth, sends != Sends::Nothing)?;
+        let ready = queue_pair(GRANT_WRITES_MAX + 1, GRANT_RECEIVES, false)?;
         let cells = fabric.allocate(CELLS_LEN)?.into_mut().expect("a fabric allocates writable memory");
         let cells = fabric.expose(Expose::Mutable(cells, RemoteAccess::WRITE))?;
         Ok(Self {
             rank,
             node,
-            learns_size_here,
+            sends,
             size_told_of: AtomicU64::new(0),
             fabric,
             data,
@@ -285,7 +293,7 @@ impl Neighbour {
     /// Notes that the next block that is sent tells the size of a message, if it is to; returns whether it is. It is if
     /// it is the first that the neighbour gets of the message. Messages are sent one after the other.
     pub(crate) fn note_size_told(&self, message: u64) -> bool {
-        let learns = self.learns_size_here && self.size_told_of.load(Ordering::Relaxed) != message + 1;
+        let learns = self.sends == Sends::BlocksAndSizes && self.size_told_of.load(Ordering::Relaxed) != message + 1;
         if learns {
             self.size_told_of.store(message + 1, Ordering::Relaxed);
         }
