@@ -5,7 +5,8 @@
 # of the whole command, the same over the time that the bytes take at the rate of a port, and the seconds of each round.
 # More arguments of the program may follow an algorithm, after plus signs: `hybrid+--racks+0,2/1,3`. The second column
 # has `;` in place of commas.
-# `get` is no algorithm: the first receiver runs `rdmc get`. It is measured only with one receiver.
+# `get` and `http` are no algorithms: the first receiver runs `rdmc get`, or curl, which gets the file from a server in
+# Python over one plain TCP connection. They are measured only with one receiver.
 #
 # With UPLINK_MBIT the hosts stand in RACKS racks (or sites), each in the rack after that of the host before it. Each
 # rack has an uplink of that rate in either direction. QUEUE bytes wait at each port of a switch at most.
@@ -48,6 +49,11 @@ if [ "$first" = 0 ]; then
     ip netns exec "$name-0" "$program" serve --quiet --listen 10.77.0.1:7472 "$work/0" &
     pids+=($!)
 fi
+if [[ " $algorithms " == *" http "* ]]; then
+    ip netns exec "$name-0" python3 -m http.server --bind 10.77.0.1 --directory "$work/0" 7473 >/dev/null 2>&1 &
+    pids+=($!)
+    first=0
+fi
 for ((i = 1; i < hosts; i++)); do
     mkdir "$work/$i"
     ip netns exec "$name-$i" "$program" recv --quiet --listen "10.77.0.$((i + 1)):7471" --dir "$work/$i" &
@@ -56,7 +62,7 @@ done
 
 # Until all listen.
 for ((i = first; i < hosts; i++)); do
-    until [ -n "$(ip netns exec "$name-$i" ss -Hltn '( sport = 7471 or sport = 7472 )')" ]; do sleep 0.1; done
+    until [ -n "$(ip netns exec "$name-$i" ss -Hltn '( sport >= 7471 and sport <= 7473 )')" ]; do sleep 0.1; done
 done
 
 # Brings the file to the first N receivers; prints the seconds it took: bring_to N ALGORITHM[+ARGUMENT...]
@@ -67,6 +73,7 @@ bring_to() {
     command=("$name-0" "$program" send --quiet --algorithm "${arguments[@]}" --to "$to" "$work/0/file")
     [ "${arguments[0]}" != get ] ||
         command=("$name-1" "$program" get --quiet "${arguments[@]:1}" 10.77.0.1:7472/file "$work/1")
+    [ "${arguments[0]}" != http ] || command=("$name-1" curl -sf -o "$work/1/file" http://10.77.0.1:7473/file)
     begun=$(date +%s%N)
     ip netns exec "${command[@]}" || exit 1
     ended=$(date +%s%N)
@@ -80,7 +87,7 @@ bring_to() {
 cases=()
 for n in $receivers; do
     for algorithm in $algorithms; do
-        [[ $algorithm == get* && $n != 1 ]] || cases+=("$n,$algorithm")
+        [[ $algorithm =~ ^(get|http) && $n != 1 ]] || cases+=("$n,$algorithm")
     done
 done
 declare -A taken=()

@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use rdmc_fabric::{
     Buffer, BufferMut, Capabilities, CompletionQueue, ConnectError, Endpoint, Fabric, FabricError, Operation, Peer,
