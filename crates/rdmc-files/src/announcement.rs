@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::algorithm::WireAlgorithm;
 use crate::error::{Context, Problem};
 use crate::manifest::{self, Manifest};
+use crate::units::Units;
 
 /// A transfer in numbers, and how its blocks will travel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +20,8 @@ pub(crate) struct Announcement {
     pub(crate) manifest: Option<Vec<u8>>,
     pub(crate) files: u64,
     pub(crate) bytes: u64,
-    pub(crate) file_bytes_max: u64,
+    /// Length of the longest message of the files.
+    pub(crate) unit_bytes_max: u64,
     pub(crate) on_failure: OnFailure,
     /// Whether receivers are to measure the round trips between them, so that the sender finds racks.
     pub(crate) asks_round_trips: bool,
@@ -87,10 +89,10 @@ impl Announcement {
     /// Describes the transfer of a manifest, which travels apart. The survivors of a failure go on by default.
     pub(crate) fn new(plans: Plans, manifest: &Manifest, manifest_len: u64) -> Self {
         let (files, bytes) = manifest.totals();
-        let file_bytes_max = manifest.longest();
+        let unit_bytes_max = Units::of(manifest).longest();
         let on_failure = OnFailure::Repair;
         let asks_round_trips = false;
-        Self { plans, manifest_len, manifest: None, files, bytes, file_bytes_max, on_failure, asks_round_trips }
+        Self { plans, manifest_len, manifest: None, files, bytes, unit_bytes_max, on_failure, asks_round_trips }
     }
 
     /// Adds the encoded manifest if it is short enough to be sent to so many receivers with their invitations.
@@ -151,8 +153,8 @@ impl Announcement {
     pub(crate) fn decode_manifest(&self, encoded: &[u8]) -> Result<Manifest, Problem> {
         let manifest = Manifest::decode(encoded).context("the list of files is malformed")?;
         let (files, bytes) = manifest.totals();
-        let found = (encoded.len() as u64, files, bytes, manifest.longest());
-        if found != (self.manifest_len, self.files, self.bytes, self.file_bytes_max) {
+        let found = (encoded.len() as u64, files, bytes, Units::of(&manifest).longest());
+        if found != (self.manifest_len, self.files, self.bytes, self.unit_bytes_max) {
             return Err(Problem::local("the list of files is not what the invitation announced"));
         }
         Ok(manifest)
@@ -241,7 +243,7 @@ pub(crate) const CLOSED_EARLY: &str = "the sender closed the group before everyt
 /// Reason for declining an invitation that announces something else.
 const NO_ANNOUNCEMENT: &str = "the invitation announces no file transfer";
 /// Version of the file transfer; changes when the meaning of its messages does.
-const VERSION: u16 = 7;
+const VERSION: u16 = 8;
 /// The unit of round trips in replies, and how many steps double one.
 const ROUND_TRIP_UNIT: Duration = Duration::from_micros(1);
 const ROUND_TRIPS_IN_OCTAVE: f64 = 8.0;
@@ -268,7 +270,7 @@ mod tests {
         assert_eq!(Announcement::decode(&bytes).unwrap(), told);
         bytes[0] ^= 1;
         let error = Announcement::decode(&bytes).unwrap_err().reason();
-        assert!(error.contains("version 7"), "{error}");
+        assert!(error.contains("version 8"), "{error}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The files of one transfer as they arrive, also when other members fail.
 //!
-//! Message 2i of the group is file i of the manifest, message 2i + 1 is the digest of that file. A receiver agrees to
-//! the end of the group when all files are in place, and refuses it if there was a problem. If the group fails, the
-//! survivors form another one. It offers every unfinished message again, under the same number.
+//! Message 2i of the group is unit i of the manifest, a long file or several short ones. Message 2i + 1 is its digest. A
+//! receiver agrees to the end of the group when all files are in place, and refuses it if there was a problem. If the
+//! group fails, the survivors form another one. It offers every unfinished message again, under the same number.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use crate::event::{Event, Events, Progress, TICK};
 use crate::manifest::{Entry, Manifest};
 use crate::source::has_digest;
 use crate::store::{IncomingFile, Store};
+use crate::units::Units;
 use crate::words::count;
 
 /// Receives all files of a manifest. Agrees to the end when all are complete and in place. Returns how many receivers
@@ -39,6 +40,7 @@ pub(crate) async fn take_files(
         node,
         manifest,
         files: manifest.files().collect(),
+        units: Units::of(manifest),
         store,
         events,
         progress: events.progress(manifest.totals().1),
@@ -87,23 +89,24 @@ struct Arrivals<'a> {
     node: &'a Node,
     manifest: &'a Arc<Manifest>,
     files: Vec<(&'a Entry, u64)>,
+    units: Units,
     store: &'a Store,
     events: &'a Events,
     progress: Progress,
     /// Bytes that the node had received before.
     bytes_before: u64,
-    /// Files that have begun to arrive but lack bytes or digest, by their indices.
-    open: BTreeMap<usize, OpenFile>,
+    /// Units that have begun to arrive but lack bytes or digest, by their indices.
+    open: BTreeMap<usize, OpenUnit>,
     /// The message for which memory is prepared.
     preparing: Option<Preparing>,
-    /// What was prepared for a file whose message is offered again.
+    /// What was prepared for a unit whose message is offered again.
     ready: Option<(usize, Result<Prepared, Problem>)>,
-    /// A file that waits until those before it are in place, because space is short.
+    /// A unit that waits until those before it are in place, because space is short.
     held: Option<(usize, Offer)>,
     /// Messages that arrive, by their numbers.
     arriving: FuturesUnordered<BoxFuture<'static, (u64, Result<Message, GroupFailure>)>>,
     /// Tasks that compare files with their digests and move them into place.
-    finishing: JoinSet<Result<Event, Problem>>,
+    finishing: JoinSet<Result<Vec<Event>, Problem>>,
     /// Number of files in place.
     complete: usize,
     /// Whether the directories have their modes and times.
@@ -118,10 +121,10 @@ struct Arrivals<'a> {
     problem: Option<Problem>,
 }
 
-/// What a message of the group carries; files by their indices.
+/// What a message of the group carries; units by their indices.
 #[derive(Clone, Copy)]
 enum MessageRole {
-    File(usize),
+    Unit(usize),
     Digest(usize),
     Unexpected,
 }
@@ -129,34 +132,38 @@ enum MessageRole {
 /// A message for which memory is being prepared.
 type Preparing = BoxFuture<'static, (Offer, Result<Prepared, Problem>)>;
 
-/// Where a file goes, and the memory to receive into, which may hold some of the file.
+/// Where a unit goes, and the memory to receive into, which may hold some of it.
 type Prepared = (ReceiveInto, BufferMut);
 
-/// A file of which bytes or digest are missing.
-struct OpenFile {
+/// A unit of which bytes or digest are missing.
+struct OpenUnit {
     into: ReceiveInto,
     bytes: Option<Message>,
     digest: Option<Message>,
 }
 
-/// Where the bytes of a file arrive.
+/// Where the bytes of a unit arrive.
 enum ReceiveInto {
     /// In the file itself, which is mapped.
     Mapping(IncomingFile),
     /// In other memory, from which they are written to the file.
     Memory(IncomingFile),
+    /// In memory, for several files. Some of them may be here already.
+    Pack { has_some: bool },
 }
 
 impl ReceiveInto {
-    fn file(&self) -> &IncomingFile {
+    fn has_some(&self) -> bool {
         match self {
-            Self::Mapping(file) | Self::Memory(file) => file,
+            Self::Mapping(file) | Self::Memory(file) => file.has_some(),
+            Self::Pack { has_some } => *has_some,
         }
     }
 
-    fn into_file(self) -> IncomingFile {
+    fn into_file(self) -> Option<IncomingFile> {
         match self {
-            Self::Mapping(file) | Self::Memory(file) => file,
+            Self::Mapping(file) | Self::Memory(file) => Some(file),
+            Self::Pack { .. } => None,
         }
     }
 }
@@ -175,7 +182,7 @@ impl Arrivals<'_> {
         let mut closed = false;
         loop {
             if self.arriving.is_empty() && self.finishing.is_empty() {
-                // A file that has lost its digest with its sender does not hold up the next one.
+                // A unit that has lost its digest with its sender does not hold up the next one.
                 if let Some((at, offer)) = self.held.take() {
                     self.prepare(at, offer);
                     continue;
@@ -213,7 +220,7 @@ impl Arrivals<'_> {
         let preparing = self.preparing.take();
         if let Some(preparing) = preparing.filter(|_| self.node.capabilities().receives_into_files) {
             let (offer, prepared) = preparing.await;
-            if let MessageRole::File(at) = self.role(offer.number()) {
+            if let MessageRole::Unit(at) = self.role(offer.number()) {
                 self.ready = Some((at, prepared));
             }
         }
@@ -307,22 +314,21 @@ impl Arrivals<'_> {
         Kind::Partial.blaming(format!("{told}; {complete} of {files} complete{next}"), failed)
     }
 
-    /// Drops files that cannot be completed. A file with all its bytes is kept even if its digest is lost: its blocks
-    /// were checked on arrival, or the fabric protects them.
+    /// Drops units that cannot be completed. One with all its bytes is kept even if its digest is lost: its blocks were
+    /// checked on arrival, or the fabric protects them.
     fn keep_what_is_whole(&mut self) {
         for (at, open) in std::mem::take(&mut self.open) {
-            if let OpenFile { into, bytes: Some(bytes), .. } = open {
-                let (entry, size) = self.files[at];
-                self.finishing.spawn(finish(into, bytes, None, entry.clone(), size));
+            if let OpenUnit { into, bytes: Some(bytes), .. } = open {
+                self.finish(at, into, bytes, None);
             }
         }
     }
 
     /// Returns what a message carries.
     fn role(&self, number: u64) -> MessageRole {
-        let at = usize::try_from(number / 2).ok().filter(|at| *at < self.files.len());
+        let at = usize::try_from(number / 2).ok().filter(|at| *at < self.units.len());
         match at {
-            Some(at) if number.is_multiple_of(2) => MessageRole::File(at),
+            Some(at) if number.is_multiple_of(2) => MessageRole::Unit(at),
             Some(at) => MessageRole::Digest(at),
             None => MessageRole::Unexpected,
         }
@@ -335,15 +341,16 @@ impl Arrivals<'_> {
         }
         let (number, size) = (offer.number(), offer.size());
         match self.role(number) {
-            MessageRole::File(at) if size != self.files[at].1 => {
-                let what = format!("{} has another size than listed", self.files[at].0.path);
+            MessageRole::Unit(at) if self.units.get(at).is_none_or(|unit| size != unit.bytes) => {
+                let what = format!("{} has another size than listed", named(&self.files_of(at)));
                 self.refuse(offer, Kind::Integrity.problem(what));
             }
             MessageRole::Digest(at) if size != DIGEST_LEN as u64 => {
-                self.refuse(offer, Kind::Integrity.problem(format!("{} has no digest", self.files[at].0.path)));
+                let what = format!("{} has no digest", named(&self.files_of(at)));
+                self.refuse(offer, Kind::Integrity.problem(what));
             }
             MessageRole::Unexpected => self.refuse(offer, Kind::Partial.problem(NOT_LISTED)),
-            MessageRole::File(at) => match if self.open.contains_key(&at) { offer.stay() } else { Err(offer) } {
+            MessageRole::Unit(at) => match if self.open.contains_key(&at) { offer.stay() } else { Err(offer) } {
                 Ok(delivery) => self.arrive(number, delivery),
                 Err(offer) => {
                     if let Some((_, prepared)) = self.ready.take_if(|(ready, _)| *ready == at) {
@@ -366,11 +373,34 @@ impl Arrivals<'_> {
         }
     }
 
-    /// Makes the temporary file for an offered file.
+    /// Makes the memory for an offered unit, and the temporary file if it is one file.
     fn prepare(&mut self, at: usize, offer: Offer) {
+        let before = self.open.remove(&at);
+        // The pool may be full of earlier bytes of this unit, which stay there until they are copied.
+        let again = before.is_some();
         // Never receive into a file twice: the memory of the first attempt may still be in use.
-        let before = self.open.remove(&at).map(|open| open.into.into_file());
-        self.preparing = Some(prepare(self.node, self.store, offer, self.files[at].0, before));
+        let before = before.and_then(|open| open.into.into_file());
+        let (node, store) = (self.node.clone(), self.store.clone());
+        let prepared = match <[(Entry, u64); 1]>::try_from(self.files_of(at)) {
+            Ok([(entry, size)]) => prepare_file(node, store, entry, size, before, again).boxed(),
+            Err(files) => prepare_pack(node, store, files, again).boxed(),
+        };
+        self.preparing = Some(prepared.map(|prepared| (offer, prepared)).boxed());
+    }
+
+    /// Returns the files of a unit, with their sizes.
+    fn files_of(&self, at: usize) -> Vec<(Entry, u64)> {
+        let files = self.units.get(at).map_or(0..0, |unit| unit.files.clone());
+        self.files[files].iter().map(|&(entry, size)| (entry.clone(), size)).collect()
+    }
+
+    /// Puts a unit into place.
+    fn finish(&mut self, at: usize, into: ReceiveInto, bytes: Message, digest: Option<Message>) {
+        let (files, store) = (self.files_of(at), self.store.clone());
+        self.finishing.spawn(async move {
+            let finishing = move || finish(into, &store, bytes, digest, files);
+            tokio::task::spawn_blocking(finishing).await?
+        });
     }
 
     fn refuse(&mut self, offer: Offer, error: Problem) {
@@ -378,17 +408,17 @@ impl Arrivals<'_> {
         self.problem.get_or_insert(error);
     }
 
-    /// Receives a file into what was prepared for it.
+    /// Receives a unit into what was prepared for it.
     fn prepared(&mut self, offer: Offer, prepared: Result<Prepared, Problem>) {
         self.preparing = None;
         match prepared {
             Ok((mut into, memory)) => {
-                let (number, has_some) = (offer.number(), into.file().has_some());
+                let (number, has_some) = (offer.number(), into.has_some());
                 if let ReceiveInto::Mapping(file) = &mut into {
                     file.begins();
                 }
-                if let MessageRole::File(at) = self.role(number) {
-                    self.open.insert(at, OpenFile { into, bytes: None, digest: None });
+                if let MessageRole::Unit(at) = self.role(number) {
+                    self.open.insert(at, OpenUnit { into, bytes: None, digest: None });
                 }
                 let delivery = if has_some { offer.accept_partial(memory) } else { offer.accept(memory) };
                 self.arrive(number, delivery);
@@ -404,26 +434,25 @@ impl Arrivals<'_> {
     /// Stores a complete message. A message that failed with its group is offered again, or lost.
     fn arrived(&mut self, number: u64, outcome: Result<Message, GroupFailure>) {
         let (Ok(message), role) = (outcome, self.role(number)) else { return };
-        let (MessageRole::File(at) | MessageRole::Digest(at)) = role else { return };
+        let (MessageRole::Unit(at) | MessageRole::Digest(at)) = role else { return };
         let Some(mut open) = self.open.remove(&at) else { return };
         match role {
-            MessageRole::File(_) => open.bytes = Some(message),
+            MessageRole::Unit(_) => open.bytes = Some(message),
             _ => open.digest = Some(message),
         }
         match open {
-            OpenFile { into, bytes: Some(bytes), digest: Some(digest) } => {
-                let (entry, size) = self.files[at];
-                self.finishing.spawn(finish(into, bytes, Some(digest), entry.clone(), size));
+            OpenUnit { into, bytes: Some(bytes), digest: Some(digest) } => {
+                self.finish(at, into, bytes, Some(digest));
             }
             open => drop(self.open.insert(at, open)),
         }
     }
 
-    fn finished(&mut self, finished: Result<Result<Event, Problem>, JoinError>) {
+    fn finished(&mut self, finished: Result<Result<Vec<Event>, Problem>, JoinError>) {
         match finished.map_err(Problem::from).and_then(|outcome| outcome) {
-            Ok(event) => {
-                self.complete += 1;
-                self.events.say(event);
+            Ok(events) => {
+                self.complete += events.len();
+                events.into_iter().for_each(|event| self.events.say(event));
             }
             Err(error) => drop(self.problem.get_or_insert(error)),
         }
@@ -458,32 +487,50 @@ async fn next_of<T>(work: &mut Option<BoxFuture<'static, T>>) -> T {
 
 /// Makes the temporary file, and the memory for its bytes. If the fabric receives into files, the memory is the mapped
 /// file.
-fn prepare(node: &Node, store: &Store, offer: Offer, entry: &Entry, before: Option<IncomingFile>) -> Preparing {
-    let (node, store, entry) = (node.clone(), store.clone(), entry.clone());
-    let (mapped, size, again) = (node.capabilities().receives_into_files, offer.size(), before.is_some());
-    let prepared = async move {
-        let begun = tokio::task::spawn_blocking(move || {
-            let mut file = store.begin(&entry, size, before)?;
-            let memory = mapped.then(|| file.memory(size)).transpose()?;
-            Ok::<_, Problem>((file, memory))
-        });
-        let (file, memory) = begun.await??;
-        let len = usize::try_from(size)?;
-        let mut memory = match memory {
-            Some(memory) => return Ok((ReceiveInto::Mapping(file), register(&node, memory)?)),
-            // The pool may be full of this file's earlier bytes, which stay there until they are copied.
-            None if again => register(&node, Memory::from(vec![0; len]))?,
-            None => node.allocate(len).await?,
-        };
-        let read = tokio::task::spawn_blocking(move || {
-            if file.has_some() {
-                file.read(&mut memory)?;
-            }
-            Ok::<_, Problem>((ReceiveInto::Memory(file), memory))
-        });
-        read.await?
+async fn prepare_file(
+    node: Node,
+    store: Store,
+    entry: Entry,
+    size: u64,
+    before: Option<IncomingFile>,
+    again: bool,
+) -> Result<Prepared, Problem> {
+    let mapped = node.capabilities().receives_into_files;
+    let begun = tokio::task::spawn_blocking(move || {
+        let mut file = store.begin(&entry, size, before)?;
+        let memory = mapped.then(|| file.memory(size)).transpose()?;
+        Ok::<_, Problem>((file, memory))
+    });
+    let (file, memory) = begun.await??;
+    let mut memory = match memory {
+        Some(memory) => return Ok((ReceiveInto::Mapping(file), register(&node, memory)?)),
+        None => unmapped(&node, size, again).await?,
     };
-    prepared.map(|prepared| (offer, prepared)).boxed()
+    let read = tokio::task::spawn_blocking(move || {
+        if file.has_some() {
+            file.read(&mut memory)?;
+        }
+        Ok::<_, Problem>((ReceiveInto::Memory(file), memory))
+    });
+    read.await?
+}
+
+/// Makes the memory for several files.
+async fn prepare_pack(node: Node, store: Store, files: Vec<(Entry, u64)>, again: bool) -> Result<Prepared, Problem> {
+    // Where files are mapped, the pool may be too small for anything else.
+    let own = again || node.capabilities().receives_into_files;
+    let mut memory = unmapped(&node, files.iter().map(|(_, size)| size).sum(), own).await?;
+    let read = tokio::task::spawn_blocking(move || {
+        let has_some = store.read_known(&files, &mut memory)?;
+        Ok::<_, Problem>((ReceiveInto::Pack { has_some }, memory))
+    });
+    read.await?
+}
+
+/// Returns memory that is no file: of its `own`, or of the node's pool.
+async fn unmapped(node: &Node, len: u64, own: bool) -> Result<BufferMut, Problem> {
+    let len = usize::try_from(len)?;
+    if own { register(node, Memory::from(vec![0; len])) } else { Ok(node.allocate(len).await?) }
 }
 
 fn register(node: &Node, memory: Memory) -> Result<BufferMut, Problem> {
@@ -491,41 +538,51 @@ fn register(node: &Node, memory: Memory) -> Result<BufferMut, Problem> {
     region.into_mut().map_err(|_| Problem::local("the memory cannot be written"))
 }
 
-/// Compares a file with its digest, if there is one, and moves it into place.
-async fn finish(
+/// Compares a unit with its digest, if there is one, and moves its files into place.
+fn finish(
     into: ReceiveInto,
+    store: &Store,
     bytes: Message,
     digest: Option<Message>,
-    entry: Entry,
-    size: u64,
-) -> Result<Event, Problem> {
-    let finished = tokio::task::spawn_blocking(move || {
-        if digest.is_some_and(|digest| !has_digest(&bytes, &digest)) {
-            into.into_file().discard();
-            return Err(Kind::Integrity.problem(format!("{} arrived with a wrong digest", entry.path)));
+    files: Vec<(Entry, u64)>,
+) -> Result<Vec<Event>, Problem> {
+    if digest.is_some_and(|digest| !has_digest(&bytes, &digest)) {
+        into.into_file().into_iter().for_each(IncomingFile::discard);
+        return Err(Kind::Integrity.problem(format!("{} arrived with a wrong digest", named(&files))));
+    }
+    match (into, &files[..]) {
+        (ReceiveInto::Mapping(file), [(entry, _)]) => {
+            // The memory is a mapping. Nothing may change the file once its time is set.
+            drop(bytes);
+            file.keep(entry)?;
         }
-        let file = match into {
-            ReceiveInto::Mapping(file) => file,
-            ReceiveInto::Memory(file) => {
-                file.write(&bytes).with_context(|| entry.path.to_string())?;
-                file
-            }
-        };
-        // The memory is no longer needed. If it is a mapping, nothing may change the file once its time is set.
-        drop(bytes);
-        file.keep(&entry)?;
-        Ok(Event::file(&entry.path, size))
-    });
-    finished.await?
+        (ReceiveInto::Memory(file), [(entry, _)]) => {
+            file.write(&bytes).with_context(|| entry.path.to_string())?;
+            drop(bytes);
+            file.keep(entry)?;
+        }
+        (_, files) => store.place_all(files, &bytes)?,
+    }
+    Ok(files.iter().map(|(entry, size)| Event::file(&entry.path, *size)).collect())
+}
+
+/// Names the files of a unit.
+fn named(files: &[(Entry, u64)]) -> String {
+    match files {
+        [] => String::new(),
+        [(entry, _)] => entry.path.to_string(),
+        [(first, _), others @ ..] => format!("{} with {}", first.path, count(others.len(), "other")),
+    }
 }
 
 /// Reason for refusing a message that is no file's.
 const NOT_LISTED: &str = "more was sent than the list of files has";
-/// Greatest number of files that are being moved into place.
+/// Greatest number of units that are being moved into place.
 const FINISHING_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use rdmc::NodeId;
 
     use super::*;
@@ -538,7 +595,7 @@ mod tests {
         let mut nodes = Strict::nodes(3).await;
         let spec = GroupSpec::new(1, (0..3).map(NodeId)).block_size(64 << 10);
         // Each takes more than half of the pool, so that one waits for the other.
-        let sizes = [0, 600_000, 700_001, 1, usize::try_from(POOL_BYTES).unwrap()];
+        let sizes = [0, 600_000, 700_001, 1, 0, 7, usize::try_from(POOL_BYTES).unwrap()];
         let (manifest, contents) = Manifest::of_sizes(&sizes);
         let manifest = Arc::new(manifest);
         let root = nodes.remove(0);
@@ -556,14 +613,15 @@ mod tests {
         });
         let send = async {
             let sender = root.create_group(spec.clone()).await?;
-            for bytes in &contents {
+            for unit in Units::of(&manifest).iter() {
+                let bytes = Bytes::from(contents[unit.files.clone()].concat());
                 let copied = bytes.clone();
                 let copy = move |to: &mut [u8]| {
                     to.copy_from_slice(&copied);
                     Ok(())
                 };
                 sender.send(register_to_send(&root, Memory::from(bytes.clone()), copy).await?).await?;
-                sender.send(rdmc::Digest::of(bytes, 64 << 10).0.to_vec()).await?;
+                sender.send(rdmc::Digest::of(&bytes, 64 << 10).0.to_vec()).await?;
             }
             sender.close().await?;
             Ok::<_, Problem>(())

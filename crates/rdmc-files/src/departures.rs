@@ -13,6 +13,7 @@ use crate::blame::{explain, send_again, sender_cut_off, stopped_before, stopped_
 use crate::error::{INTEGRITY, Kind, Problem};
 use crate::event::{Event, Events};
 use crate::receivers::Receivers;
+use crate::units::Units;
 use crate::words::count;
 
 /// Messages under way, and the group that carries them.
@@ -29,8 +30,8 @@ struct Departure {
     multicast: MaybeDone<Multicast>,
     /// Kept in case the message must be sent again.
     bytes: Buffer,
-    /// The event that tells that the message was sent.
-    done: Option<Event>,
+    /// The events that tell that the message was sent.
+    done: Vec<Event>,
 }
 
 impl<'a> Departures<'a> {
@@ -42,12 +43,12 @@ impl<'a> Departures<'a> {
     pub(crate) async fn begin(
         node: &Node,
         spec: GroupSpec,
-        files: u64,
+        units: &'a Units,
         receivers: &'a Receivers,
         events: &'a Events,
     ) -> Result<Self, Problem> {
         let mut history =
-            TransferHistory { receivers, events, files, formed: false, carried: Vec::new(), failed: Vec::new() };
+            TransferHistory { receivers, events, units, formed: false, carried: Vec::new(), failed: Vec::new() };
         let sender = match node.create_group(spec).await {
             Ok(sender) => sender,
             Err(GroupError::Failed(failure)) => {
@@ -65,7 +66,7 @@ impl<'a> Departures<'a> {
     }
 
     /// Sends a message after those before it. Waits while too many are under way.
-    pub(crate) async fn send(&mut self, bytes: Buffer, done: Option<Event>) -> Result<(), Problem> {
+    pub(crate) async fn send(&mut self, bytes: Buffer, done: Vec<Event>) -> Result<(), Problem> {
         while self.under_way.len() >= UNDER_WAY_MAX {
             oldest(&mut self.under_way).await;
             self.finish_oldest().await?;
@@ -114,7 +115,7 @@ impl<'a> Departures<'a> {
         history.closed(receivers)
     }
 
-    fn queue(&mut self, bytes: Buffer, done: Option<Event>) {
+    fn queue(&mut self, bytes: Buffer, done: Vec<Event>) {
         self.under_way.push_back(Departure::new(&self.sender, bytes, done));
     }
 
@@ -138,7 +139,7 @@ impl<'a> Departures<'a> {
 }
 
 impl Departure {
-    fn new(sender: &Sender, bytes: Buffer, done: Option<Event>) -> Self {
+    fn new(sender: &Sender, bytes: Buffer, done: Vec<Event>) -> Self {
         let mut multicast = maybe_done(sender.send(bytes.clone()));
         // The first poll gives the message its place in the queue.
         let _ = (&mut multicast).now_or_never();
@@ -167,8 +168,7 @@ async fn oldest(under_way: &mut VecDeque<Departure>) {
 struct TransferHistory<'a> {
     receivers: &'a Receivers,
     events: &'a Events,
-    /// Number of files.
-    files: u64,
+    units: &'a Units,
     /// Whether a group was formed. Afterwards something may have been sent.
     formed: bool,
     /// Events to say when all remaining receivers have everything.
@@ -250,12 +250,16 @@ impl TransferHistory<'_> {
         let others = (1..).map(Rank).take(failure.certificate.members().len() - 1);
         let others: Vec<Rank> = others.filter(|rank| !failure.names(*rank)).collect();
         let held = others.iter().filter_map(|rank| failure.certificate.held_by(*rank));
-        // Each file is followed by its digest. A receiver keeps a file whose digest is lost.
-        let held: Vec<u64> = held.map(|messages| messages.div_ceil(2).min(self.files)).collect();
+        // Each unit is followed by its digest. A receiver keeps files whose digest is lost.
+        let units = held.map(|messages| usize::try_from(messages.div_ceil(2)).unwrap_or(usize::MAX));
+        let held: Vec<usize> = units.map(|units| self.units.files_in_first(units)).collect();
         let (Some(least), Some(most), true) = (held.iter().min(), held.iter().max(), self.formed) else {
             return String::new();
         };
-        let (some, files) = (if least == most { least.to_string() } else { format!("{least} to {most}") }, self.files);
+        let (some, files) = (
+            if least == most { least.to_string() } else { format!("{least} to {most}") },
+            self.units.files_in_first(usize::MAX),
+        );
         let unknown = if held.len() < others.len() { ", as far as is known" } else { "" };
         match others.len() {
             1 => format!("; the other receiver has {some} of {}", count(files, "file")),
@@ -322,22 +326,24 @@ mod tests {
         Ok(dir)
     }
 
-    /// Sends each followed by its digest.
-    async fn send(node: &Node, spec: GroupSpec, contents: &[Bytes]) -> Result<(), Problem> {
+    /// Sends each unit followed by its digest.
+    async fn send(node: &Node, spec: GroupSpec, manifest: &Manifest, contents: &[Bytes]) -> Result<(), Problem> {
         let addresses = (1..=3).map(|number| format!("10.0.0.{number}:7471")).collect();
         let receivers = Receivers::new(addresses, Wording::default())?;
         let (events, _said) = Events::new();
-        let mut departures = Departures::begin(node, spec, contents.len() as u64, &receivers, &events).await?;
-        for bytes in contents {
+        let units = Units::of(manifest);
+        let mut departures = Departures::begin(node, spec, &units, &receivers, &events).await?;
+        for unit in units.iter() {
+            let bytes = Bytes::from(contents[unit.files.clone()].concat());
             let copied = bytes.clone();
             let copy = move |to: &mut [u8]| {
                 to.copy_from_slice(&copied);
                 Ok(())
             };
             let registered = departures.meanwhile(register_to_send(node, Memory::from(bytes.clone()), copy)).await??;
-            departures.send(registered, None).await?;
-            let digest = Memory::from(rdmc::Digest::of(bytes, BLOCK_SIZE).0.to_vec());
-            departures.send(node.register(digest)?.into_shared(), None).await?;
+            departures.send(registered, Vec::new()).await?;
+            let digest = Memory::from(rdmc::Digest::of(&bytes, BLOCK_SIZE).0.to_vec());
+            departures.send(node.register(digest)?.into_shared(), Vec::new()).await?;
         }
         departures.close().await
     }
@@ -348,7 +354,7 @@ mod tests {
         let sizes = [200_000, 0, usize::try_from(POOL_BYTES).unwrap(), 40_000, 1, 1_000_000, 10_000, 1_048_000];
         let (manifest, contents) = Manifest::of_sizes(&sizes);
         let manifest = Arc::new(manifest);
-        for taken in 0..=2 * contents.len() {
+        for taken in 0..=2 * Units::of(&manifest).len() {
             let nodes = Strict::nodes(4).await;
             let spec = GroupSpec::new(1, (0..4).map(NodeId)).block_size(BLOCK_SIZE);
             let gives_up = async {
@@ -362,7 +368,7 @@ mod tests {
                 }
                 Ok::<_, Problem>(())
             };
-            let sends = send(&nodes[0], spec.clone(), &contents).map(Ok::<_, Problem>);
+            let sends = send(&nodes[0], spec.clone(), &manifest, &contents).map(Ok::<_, Problem>);
             let (first, second) =
                 (receive(&nodes[1], spec.clone(), &manifest), receive(&nodes[3], spec.clone(), &manifest));
             let (sent, (), first, second) = futures::try_join!(sends, gives_up, first, second).unwrap();
@@ -394,7 +400,7 @@ mod tests {
             nodes[2].clone().shutdown(rdmc::Shutdown::Abort).await;
             let receive = |at: usize| receive(&nodes[at], spec.clone(), &manifest);
             let (sent, first, second) =
-                futures::join!(send(&nodes[0], spec.clone(), &contents), receive(1), receive(3));
+                futures::join!(send(&nodes[0], spec.clone(), &manifest, &contents), receive(1), receive(3));
             let error = sent.unwrap_err();
             assert!(error.to_string().contains("10.0.0.2:7471"), "{error}");
             if goes_on {

@@ -47,6 +47,7 @@ pub mod size;
 mod source;
 mod stop;
 mod store;
+mod units;
 mod wording;
 pub mod words;
 

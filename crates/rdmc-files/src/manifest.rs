@@ -89,7 +89,12 @@ impl<'de> Visitor<'de> for Components {
 impl EntryPath {
     /// Returns the path for the operating system.
     pub fn to_path(&self) -> PathBuf {
-        self.0.iter().map(|name| OsStr::from_bytes(name)).collect()
+        to_path(&self.0)
+    }
+
+    /// Returns the components before the last one.
+    pub(crate) fn parents(&self) -> &[Vec<u8>] {
+        self.0.split_last().map_or(&[], |(_, parents)| parents)
     }
 
     /// Splits off the last component.
@@ -98,7 +103,7 @@ impl EntryPath {
     /// If the path has no component, which [`Manifest::check`] does not accept.
     pub fn split(&self) -> (PathBuf, &OsStr) {
         let (name, parents) = self.0.split_last().expect("a checked path has a component");
-        (parents.iter().map(|name| OsStr::from_bytes(name)).collect(), OsStr::from_bytes(name))
+        (to_path(parents), OsStr::from_bytes(name))
     }
 
     /// Checks that the path stays below the destination.
@@ -131,6 +136,11 @@ impl EntryPath {
     fn folded(&self) -> Vec<String> {
         self.0.iter().map(|name| String::from_utf8_lossy(name).to_lowercase()).collect()
     }
+}
+
+/// Joins components to a path for the operating system.
+pub(crate) fn to_path(names: &[Vec<u8>]) -> PathBuf {
+    names.iter().map(|name| OsStr::from_bytes(name)).collect()
 }
 
 impl fmt::Display for EntryPath {
@@ -167,7 +177,7 @@ impl Manifest {
         for entry in &self.entries {
             entry.path.check()?;
             let flaw = |what| Flaw { path: entry.path.to_string(), what };
-            let parents = entry.path.0.split_last().map_or(&[][..], |(_, parents)| parents);
+            let parents = entry.path.parents();
             if !parents.is_empty() {
                 let parent = seen.get(parents).ok_or_else(|| flaw("its directory does not precede it"))?;
                 if parent.kind != EntryKind::Directory {

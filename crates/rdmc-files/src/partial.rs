@@ -11,6 +11,7 @@
 //! A part that no later transfer can find has a random name, and is called a stray. Its transfer removes it. If that
 //! process was killed, another one removes it after a day.
 
+use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -86,10 +87,12 @@ impl Parts {
         self.remove_if_empty();
     }
 
-    /// Removes the unused parts of a file, whatever its size was.
-    pub(crate) fn forget(&self, entry: &Entry) {
-        let path = hash_of(entry);
-        self.visit_unused(|name| path_of(name) == Some(path.as_bytes()), |_, _| true);
+    /// Removes the unused parts of files, whatever their sizes were.
+    pub(crate) fn forget<'a>(&self, files: impl IntoIterator<Item = &'a Entry>) {
+        // Usually there is no part.
+        let hashes = || files.into_iter().map(|entry| hash_of(entry).into_bytes()).collect::<HashSet<_>>();
+        let paths = LazyCell::new(hashes);
+        self.visit_unused(|name| path_of(name).is_some_and(|path| paths.contains(path)), |_, _| true);
     }
 
     /// Removes the unused parts of these files, whatever their sizes were, and their mark.
@@ -225,12 +228,16 @@ impl Part {
             return Err(io::Error::other("its temporary file was removed or replaced"));
         }
         if replaces {
-            return self.dir.rename(&self.name, to, name);
+            self.dir.rename(&self.name, to, name)?;
+        } else {
+            match rustix::fs::renameat_with(&self.dir, &self.name, to, name, RenameFlags::NOREPLACE) {
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.link(to, name)?,
+                renamed => renamed?,
+            }
         }
-        match rustix::fs::renameat_with(&self.dir, &self.name, to, name, RenameFlags::NOREPLACE) {
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.link(to, name),
-            renamed => Ok(renamed?),
-        }
+        // Nothing has the temporary name any more.
+        self.stays = true;
+        Ok(())
     }
 
     /// Gives the file its name if the file system cannot rename without replacing.
@@ -267,10 +274,10 @@ impl TransferMark {
         self.some.store(true, Ordering::Release);
     }
 
-    /// Removes what other transfers have left of a file that is in place now.
-    pub(crate) fn note_file(&self, entry: &Entry) {
+    /// Removes what other transfers have left of files that are in place now.
+    pub(crate) fn note_files<'a>(&self, files: impl IntoIterator<Item = &'a Entry>) {
         self.note_some();
-        self.parts.forget(entry);
+        self.parts.forget(files);
     }
 
     /// Notes that every file is in place.

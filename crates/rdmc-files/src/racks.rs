@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdmc::{Algorithm, Hybrid, NodeId, Racks, Rank, Spine};
 
 use crate::announcement::{Announcement, Reply};
-use crate::costs::{Assumed, Path, plan};
+use crate::costs::{Assumed, Path, plan, planned_bytes};
 
 /// Says how a sender finds the members that share a rack or a site. It counts if a cost model chooses the algorithm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,7 +48,8 @@ pub(crate) fn is_worth_a_round_trip(
 
 /// Returns two trees by racks, unless the cost model predicts that they take longer than what is announced.
 pub(crate) fn two_trees(racks: Racks, announcement: &Announcement, path: Path) -> Option<Algorithm> {
-    let (members, bytes, announced) = (racks.members(), announcement.file_bytes_max, &announcement.plans.network);
+    let (members, announced) = (racks.members(), &announcement.plans.network);
+    let bytes = planned_bytes(announcement.unit_bytes_max, announcement.bytes);
     let by_racks = Hybrid::new(racks, Spine::TwoTree).into();
     let time = |algorithm: &Algorithm| {
         let planned = plan(Assumed::Network(path), Some(algorithm), Some(announced.block_size), members, bytes);
@@ -121,7 +122,7 @@ mod tests {
             let network = WirePlan::new(&Algorithm::TwoTree, 256 << 10);
             let plans = Plans { host: network.clone(), network };
             let announcement = Announcement::new(plans, &Manifest::default(), 1);
-            let announcement = Announcement { file_bytes_max: bytes, ..announcement };
+            let announcement = Announcement { unit_bytes_max: bytes, ..announcement };
             two_trees(Racks::from_assignment(racks).unwrap(), &announcement, path)
         };
         let alternating: Vec<u32> = (0..8).map(|rank| rank % 2).collect();

@@ -429,11 +429,11 @@ struct AgreedFiles {
 /// Returns why the announced files do not fit into a pool of `pool` bytes with `lockable` bytes that may be locked;
 /// `None` if they fit. A device that cannot receive into files needs memory for a whole file.
 fn too_long(announcement: &Announcement, pool: u64, lockable: u64, wording: &Wording) -> Option<String> {
-    let longest = announcement.file_bytes_max.max(announcement.manifest_len);
+    let longest = announcement.unit_bytes_max.max(announcement.manifest_len);
     if longest <= pool.min(lockable) {
         return None;
     }
-    let what = if announcement.file_bytes_max < longest { "the list of files" } else { "a file" };
+    let what = if announcement.unit_bytes_max < longest { "the list of files" } else { "a file" };
     let longest = ByteSize(longest);
     Some(if pool <= lockable {
         format!(
@@ -537,10 +537,10 @@ mod tests {
         Wording { pool_bytes_max: "--pool-size", ..Wording::default() }
     }
 
-    fn told(file_bytes_max: u64) -> Announcement {
+    fn told(unit_bytes_max: u64) -> Announcement {
         let plan = WirePlan::new(&Algorithm::Chain, 1 << 20);
         let told = Announcement::new(Plans { network: plan.clone(), host: plan }, &Manifest::default(), 100);
-        Announcement { file_bytes_max, ..told }
+        Announcement { unit_bytes_max, ..told }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path as FilePath, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
@@ -19,19 +19,20 @@ use rdmc_schedule::{BlockCount, Rank, Schedule};
 use crate::announcement::{Announcement, Conclusion, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
 use crate::blame::{FailedPeer, PeerFailure};
-use crate::costs::{Path, PortRate, plans};
+use crate::costs::{Path, PortRate, planned_bytes, plans};
 use crate::departures::Departures;
 use crate::driven::Driven;
 use crate::error::{Context, Kind, Problem, TransferError};
 use crate::event::{Direction, Event, Events, Progress, TICK};
 use crate::fabric::{FabricInUse, FabricSettings, OfferedFabrics, register_to_send};
 use crate::interface;
-use crate::manifest;
+use crate::manifest::{self, Entry};
 use crate::racks::{self, RackSelection};
 use crate::receivers::Receivers;
 use crate::size::POOL_BYTES_DEFAULT;
-use crate::source::{FileHasher, RecentFiles, SourceFile, SourceTree};
+use crate::source::{self, FileHasher, RecentFiles, SourceFile, SourceTree};
 use crate::stop::{Stop, StopHandle};
+use crate::units::Units;
 use crate::wording::Wording;
 use crate::words::count;
 
@@ -342,7 +343,8 @@ impl Settings {
             return Err(Problem::local("there are too many files for one transfer"));
         }
         let members = receivers.members();
-        let sizes: Vec<u64> = source.files().map(|(_, _, size)| size).collect();
+        let units = Units::of(&source.manifest);
+        let sizes: Vec<u64> = units.iter().map(|unit| unit.bytes).collect();
         let registered = registered_bytes_max(&sizes).max(list.len() as u64);
         tokio::select! {
             checked = receivers.check_distinct(limit) => checked?,
@@ -360,8 +362,16 @@ impl Settings {
             groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(limit));
         }
         let plan = announcement.plans.on(fabric.medium());
-        let outbound =
-            Outbound { node: &node, receivers, events, source: &source, announcement: &announcement, plan, path };
+        let outbound = Outbound {
+            node: &node,
+            receivers,
+            events,
+            source: &source,
+            units,
+            announcement: &announcement,
+            plan,
+            path,
+        };
         let outcome = tokio::select! {
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
@@ -436,13 +446,14 @@ impl Settings {
     /// Announces the files, and how their blocks will travel.
     fn announcement(&self, source: &SourceTree, list: &[u8], path: Path) -> Result<Announcement, Problem> {
         let FileSenderBuilder { algorithm, block_size, racks, on_failure, .. } = &self.builder;
-        let (members, longest) = (self.receivers.members(), source.manifest.longest());
+        let (members, longest) = (self.receivers.members(), Units::of(&source.manifest).longest());
         let max = GroupSpec::BLOCKS_MAX;
         if let Some(block_size) = block_size.filter(|bytes| longest > u64::from(*bytes) * u64::from(max)) {
             let too_many = SendError::TooManyBlocks { size: longest, block_size, max };
             return Err(Kind::Request.problem(format!("the longest file: {too_many}")));
         }
-        let plans = plans(algorithm.as_ref(), *block_size, members, longest, path)?;
+        let planned = planned_bytes(longest, source.manifest.totals().1);
+        let plans = plans(algorithm.as_ref(), *block_size, members, planned, path)?;
         let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
         let mut announcement = announcement.with_short_manifest(list, self.receivers.addresses().len());
         if let (None, RackSelection::Given(racks)) = (algorithm, racks) {
@@ -470,6 +481,7 @@ struct Outbound<'a> {
     receivers: &'a Receivers,
     events: &'a Events,
     source: &'a SourceTree,
+    units: Units,
     announcement: &'a Announcement,
     plan: &'a WirePlan,
     path: Path,
@@ -481,7 +493,7 @@ impl Outbound<'_> {
             self.agree(list, groups.manifest).await?;
         }
         let (files, bytes) = (self.announcement.files, self.announcement.bytes);
-        let departures = Departures::begin(self.node, groups.files, files, self.receivers, self.events).await?;
+        let departures = Departures::begin(self.node, groups.files, &self.units, self.receivers, self.events).await?;
 
         let peers = self.receivers.addresses().to_vec();
         let (receivers, direction, plan) = (peers.len(), Direction::Sending, self.plan.into());
@@ -534,28 +546,58 @@ impl Outbound<'_> {
         }
     }
 
-    /// Sends one file after the other, each followed by its digest.
+    /// Sends one unit after the other, each followed by its digest.
     async fn feed(&self, departures: &mut Departures<'_>, recent: &mut RecentFiles) -> Result<(), Problem> {
-        for (path, entry, size) in self.source.files() {
-            let (at, entry) = (path.to_owned(), entry.clone());
-            let done = Event::file(&entry.path, size);
-            let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, at.clone(), &entry, size));
-            let file = Arc::new(departures.meanwhile(opening).await???);
-            recent.add(file.clone());
-            let registering = register_to_send(self.node, file.map()?, file.reader()?);
-            let registered = departures.meanwhile(registering).await?;
-            let registered = registered.with_context(|| path.display())?;
-            let hasher = FileHasher::new(self.node, self.plan.block_size);
-            let digest = tokio::task::spawn_blocking(move || file.digest(hasher));
-            departures.send(registered, Some(done)).await?;
-            let digest = departures.meanwhile(digest).await???;
-            departures.send(self.register(digest.to_vec())?, None).await?;
+        let files: Vec<_> = self.source.files().collect();
+        for unit in self.units.iter() {
+            match &files[unit.files.clone()] {
+                [(path, entry, size)] => self.feed_file(path, entry, *size, departures, recent).await?,
+                files => self.feed_pack(files, departures).await?,
+            }
         }
         Ok(())
     }
 
+    async fn feed_file(
+        &self,
+        path: &FilePath,
+        entry: &Entry,
+        size: u64,
+        departures: &mut Departures<'_>,
+        recent: &mut RecentFiles,
+    ) -> Result<(), Problem> {
+        let (at, entry) = (path.to_owned(), entry.clone());
+        let done = Event::file(&entry.path, size);
+        let opening = tokio::task::spawn_blocking(move || SourceFile::open(&at, at.clone(), &entry, size));
+        let file = Arc::new(departures.meanwhile(opening).await???);
+        recent.add(file.clone());
+        let registering = register_to_send(self.node, file.map()?, file.reader()?);
+        let registered = departures.meanwhile(registering).await?;
+        let registered = registered.with_context(|| path.display())?;
+        let hasher = FileHasher::new(self.node, self.plan.block_size);
+        let digest = tokio::task::spawn_blocking(move || file.digest(hasher));
+        departures.send(registered, vec![done]).await?;
+        let digest = departures.meanwhile(digest).await???;
+        departures.send(self.register(digest.to_vec())?, Vec::new()).await
+    }
+
+    /// Sends short files together. They are read before, so that a later change does no harm.
+    async fn feed_pack(
+        &self,
+        files: &[(&FilePath, &Entry, u64)],
+        departures: &mut Departures<'_>,
+    ) -> Result<(), Problem> {
+        let done = files.iter().map(|(_, entry, size)| Event::file(&entry.path, *size)).collect();
+        let files = files.iter().map(|&(path, entry, size)| (path.to_owned(), entry.clone(), size));
+        let (files, hasher) = (files.collect::<Vec<_>>(), FileHasher::new(self.node, self.plan.block_size));
+        let packing = tokio::task::spawn_blocking(move || source::pack(&files, hasher));
+        let (packed, digest) = departures.meanwhile(packing).await???;
+        departures.send(self.register(packed)?, done).await?;
+        departures.send(self.register(digest.to_vec())?, Vec::new()).await
+    }
+
     fn register(&self, bytes: Vec<u8>) -> Result<Buffer, Problem> {
-        Ok(self.node.register(Memory::from(bytes)).context("a digest cannot be registered")?.into_shared())
+        Ok(self.node.register(Memory::from(bytes)).context("memory cannot be registered")?.into_shared())
     }
 
     /// Returns how many bytes the sender itself sends for each byte of the files.
@@ -569,14 +611,14 @@ impl Outbound<'_> {
             let sends = schedule.map_or(0, |schedule| schedule.sends(Rank::ROOT).count());
             sends as f64 / f64::from(blocks)
         };
-        let sent: f64 = self.source.files().map(|(_, _, size)| size as f64 * copies(size)).sum();
+        let sent: f64 = self.units.iter().map(|unit| unit.bytes as f64 * copies(unit.bytes)).sum();
         Ok(if self.announcement.bytes == 0 { 1.0 } else { sent / self.announcement.bytes as f64 })
     }
 }
 
-/// Returns the greatest number of bytes that are registered at once if files of these sizes are sent in their order.
+/// Returns the greatest number of bytes that are registered at once if units of these sizes are sent in their order.
 fn registered_bytes_max(sizes: &[u64]) -> u64 {
-    let at_once = sizes.windows(sizes.len().clamp(1, FILES_REGISTERED_MAX));
+    let at_once = sizes.windows(sizes.len().clamp(1, UNITS_REGISTERED_MAX));
     at_once.map(|files| files.iter().copied().fold(0, u64::saturating_add)).max().unwrap_or(0)
 }
 
@@ -599,8 +641,8 @@ fn stopped() -> Problem {
 const INVITATION_LIMIT_DEFAULT: Duration = Duration::from_secs(10);
 /// Least time to answer an invitation at a later attempt, also if that is after the limit.
 const INVITATION_LIMIT_MIN: Duration = Duration::from_secs(1);
-/// Greatest number of files that are registered at once: those under way, each with its digest, and the next one.
-const FILES_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
+/// Greatest number of units that are registered at once: those under way, each with its digest, and the next one.
+const UNITS_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
 /// Number of blocks from which on the sender's share hardly changes.
 const BLOCKS_COUNTED_MAX: u64 = 4096;
 /// Least time to connect for receivers that have all accepted.

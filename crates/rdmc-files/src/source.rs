@@ -252,7 +252,26 @@ impl SourceFile {
     }
 }
 
-/// Computes the digest of a file, which travels behind it.
+/// Reads short files that travel together, and computes their digest. Fails if one was changed.
+pub(crate) fn pack(
+    files: &[(PathBuf, Entry, u64)],
+    mut hasher: FileHasher,
+) -> Result<(Vec<u8>, [u8; DIGEST_LEN]), Problem> {
+    let mut packed = Vec::new();
+    for (path, entry, size) in files {
+        let file = SourceFile::open(path, path.clone(), entry, *size)?;
+        let from = packed.len();
+        packed.resize(from + usize::try_from(*size)?, 0);
+        let read = file.read_at(&mut packed[from..], 0);
+        // A file that was truncated has an end too soon.
+        file.problem().map_or(Ok(()), Err)?;
+        read.with_context(|| format!("{}", path.display()))?;
+    }
+    hasher.update(&packed);
+    Ok((packed, hasher.finish()))
+}
+
+/// Computes the digest of a message with files, which travels behind it.
 pub(crate) enum FileHasher {
     /// That of the group's message. Receivers have computed it from the blocks as they came.
     OfMessage(Box<DigestHasher>),

@@ -2,7 +2,7 @@
 //!
 //! Everything is reached through a [`Dir`]. No path can leave it, not even through a symbolic link.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io;
@@ -21,11 +21,12 @@ use rustix::io::Errno;
 use crate::announcement::UNDER_WAY_MAX;
 use crate::blame::BUSY;
 use crate::error::{Context, Kind, Problem};
-use crate::manifest::{Entry, EntryKind, Manifest};
+use crate::manifest::{Entry, EntryKind, Manifest, to_path};
 use crate::mapping;
 use crate::partial::{self, KEPT_FOR, Part, Parts, STRAYS_KEPT_FOR, TransferMark};
 use crate::reservation::{PathsWritten, Promised, Reservation, Reservations, Written};
 use crate::size::ByteSize;
+use crate::units::{Unit, Units};
 use crate::wording::Wording;
 use crate::words::{count, printable};
 
@@ -220,7 +221,7 @@ impl Store {
 
     /// Checks that the files of a manifest can be stored in so many bytes.
     fn within(self, manifest: &Manifest, free: impl Fn() -> Result<u64, Problem>) -> Result<Self, Problem> {
-        let (least, most) = (self.bytes_needed(manifest, 1), self.bytes_needed(manifest, ARRIVING_MAX));
+        let [least, most] = self.bytes_needed(manifest, [1, ARRIVING_MAX]);
         let reservation = self.reservation.as_ref().expect("its paths are reserved first");
         let one_by_one = match reservation.promise(least, most, free)? {
             Promised::All => false,
@@ -266,19 +267,24 @@ impl Store {
         }
     }
 
-    /// Returns how many bytes the files of a manifest need if `arriving` files are received at once. The space of parts
-    /// counts as free.
+    /// Returns how many bytes the files of a manifest need if so many units are received at once, for each number in
+    /// `arriving`. The space of parts counts as free.
     ///
     /// A file in place is freed when the new one replaces it, so that only the files that arrive are there twice.
-    fn bytes_needed(&self, manifest: &Manifest, arriving: usize) -> u64 {
-        let sizes = manifest.files().map(|(entry, size)| match self.replaces_equal(entry, size) {
-            true => (0, size),
-            false => (size, 0),
-        });
-        let (added, replaced): (Vec<u64>, Vec<u64>) = sizes.unzip();
+    fn bytes_needed<const N: usize>(&self, manifest: &Manifest, arriving: [usize; N]) -> [u64; N] {
         let sum = |sizes: &[u64]| sizes.iter().copied().fold(0, u64::saturating_add);
-        let at_once = replaced.windows(replaced.len().clamp(1, arriving)).map(sum).max().unwrap_or(0);
-        sum(&added).saturating_add(at_once)
+        let missing = self.missing_directories(manifest);
+        let is_there =
+            |entry: &Entry, size| !missing.contains(entry.path.parents()) && self.replaces_equal(entry, size);
+        let sizes = manifest.files().map(|(entry, size)| if is_there(entry, size) { (0, size) } else { (size, 0) });
+        let (added, replaced): (Vec<u64>, Vec<u64>) = sizes.unzip();
+        // Short files that arrive together take their places one after the other.
+        let largest = |unit: &Unit| replaced[unit.files.clone()].iter().copied().max().unwrap_or(0);
+        let replaced: Vec<u64> = Units::of(manifest).iter().map(largest).collect();
+        arriving.map(|arriving| {
+            let at_once = replaced.windows(replaced.len().clamp(1, arriving)).map(sum).max().unwrap_or(0);
+            sum(&added).saturating_add(at_once)
+        })
     }
 
     /// Tells whether a file is in place whose size and time are those of the entry.
@@ -286,16 +292,32 @@ impl Store {
         self.dir.symlink_metadata(entry.path.to_path()).is_ok_and(|found| looks_the_same(&found, entry, size))
     }
 
+    /// Returns the listed directories that are not here, so that nothing in them is looked for.
+    fn missing_directories<'a>(&self, manifest: &'a Manifest) -> HashSet<&'a [Vec<u8>]> {
+        let mut missing = HashSet::new();
+        for Entry { path, .. } in manifest.directories() {
+            let found = || self.dir.symlink_metadata(path.to_path());
+            if missing.contains(path.parents()) || found().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+                missing.insert(&path.0[..]);
+            }
+        }
+        missing
+    }
+
     /// Checks a manifest against what is in the directory.
     pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), Problem> {
         let going_on = self.no_overwrite && self.has_parts();
-        let mut parents = BTreeSet::new();
+        let missing = self.missing_directories(manifest);
+        let mut parents = HashSet::new();
         for entry in &manifest.entries {
             if entry.path.0.iter().any(|name| partial::is_stray(OsStr::from_bytes(name))) {
                 return Err(refused(entry, ": the receiver gives such names to incomplete files"));
             }
             if entry.path.0.first().is_some_and(|first| first.eq_ignore_ascii_case(partial::DIR.as_bytes())) {
                 return Err(refused(entry, ": the receiver keeps parts of files under this name"));
+            }
+            if missing.contains(entry.path.parents()) {
+                continue;
             }
             let path = entry.path.to_path();
             let found = match entry.kind {
@@ -304,7 +326,7 @@ impl Store {
                 EntryKind::File { .. } => self.dir.symlink_metadata(&path),
             };
             if found.is_err() || entry.kind != EntryKind::Directory {
-                parents.insert(entry.path.split().0);
+                parents.insert(entry.path.parents());
             }
             match (found, entry.kind) {
                 (Err(error), _) if error.kind() == io::ErrorKind::NotFound => {}
@@ -328,7 +350,7 @@ impl Store {
             }
         }
         self.check_case(manifest)?;
-        parents.iter().try_for_each(|parent| self.check_parent(parent))
+        parents.into_iter().try_for_each(|parent| self.check_parent(&to_path(parent)))
     }
 
     /// Checks that names which differ only in upper and lower case are different files here.
@@ -411,7 +433,12 @@ impl Store {
         size: u64,
         before: Option<IncomingFile>,
     ) -> Result<IncomingFile, Problem> {
-        self.try_to_begin(entry, size, before).map_err(|error| match error.kind() {
+        self.try_to_begin(entry, size, before).map_err(|error| self.not_stored(entry, size, &error))
+    }
+
+    /// Says why a file cannot be stored.
+    fn not_stored(&self, entry: &Entry, size: u64, error: &io::Error) -> Problem {
+        match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Problem::local(format!(
                 "no space for {} ({}): {error}; {}, then run {} again",
                 entry.path,
@@ -426,7 +453,7 @@ impl Store {
                 self.wording.receiver
             )),
             _ => refused(entry, format!(": {error}")),
-        })
+        }
     }
 
     fn try_to_begin(&self, entry: &Entry, size: u64, before: Option<IncomingFile>) -> io::Result<IncomingFile> {
@@ -441,35 +468,16 @@ impl Store {
             true => self.parts.open(entry, size).or_else(|_| Part::elsewhere(&parent))?,
             false => Part::elsewhere(&parent)?,
         };
-        let (name, mark, reservation) = (name.to_owned(), self.mark.clone(), self.reservation.clone());
-        let (fsync, replaces, wording) = (self.fsync, !self.no_overwrite, self.wording);
-        let mut incoming = IncomingFile {
-            parent,
-            part,
-            name,
-            fsync,
-            replaces,
-            mark,
-            allocating: None,
-            _reservation: reservation,
-            wording,
-        };
-        let note_taken = || self.reservation.iter().for_each(|reservation| reservation.note_taken(size));
+        let mut incoming = self.incoming(parent, name, part);
         if incoming.part.found {
-            note_taken();
+            self.note_taken(size);
             incoming.begins();
             return Ok(incoming);
         }
-        match reserve(&incoming.part.file, size) {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                self.parts.remove_unused(Duration::ZERO);
-                reserve(&incoming.part.file, size)?;
-            }
-            outcome => outcome?,
-        }
+        self.taking_space(|| reserve(&incoming.part.file, size))?;
         // One that replaces an equal file gives its space back, and one that begins again has taken it already.
         if before.is_none() && !self.replaces_equal(entry, size) {
-            note_taken();
+            self.note_taken(size);
         }
         if self.delta && size > 0 {
             let source = before.or_else(|| self.in_place(entry, size));
@@ -477,6 +485,66 @@ impl Store {
             incoming.part.found = source.is_some_and(|source| copy(&source, &incoming.part.file, size).is_ok());
         }
         Ok(incoming)
+    }
+
+    /// Puts into place short files that have arrived together, one behind the other. They have no parts.
+    pub(crate) fn place_all(&self, files: &[(Entry, u64)], mut bytes: &[u8]) -> Result<(), Problem> {
+        // Often several in a row are in one directory.
+        let mut last: Option<(PathBuf, Arc<Dir>)> = None;
+        for (entry, size) in files {
+            let content = bytes.split_off(..usize::try_from(*size)?).ok_or_else(|| refused(entry, " is incomplete"))?;
+            let (parents, name) = entry.path.split();
+            let mut written = || {
+                let parent = match &last {
+                    Some((path, parent)) if *path == parents => parent.clone(),
+                    _ => self.parent(&parents)?,
+                };
+                last = Some((parents.clone(), parent.clone()));
+                let incoming = self.incoming(parent.clone(), name, Part::elsewhere(&parent)?);
+                self.taking_space(|| incoming.write(content))?;
+                Ok(incoming)
+            };
+            let incoming = written().map_err(|error| self.not_stored(entry, *size, &error))?;
+            if !incoming.replaces_equal(entry, *size) {
+                self.note_taken(*size);
+            }
+            incoming.move_into_place(entry)?;
+        }
+        self.mark.iter().for_each(|mark| mark.note_files(files.iter().map(|(entry, _)| entry)));
+        Ok(())
+    }
+
+    /// In a delta transfer, reads what is here of short files that arrive together. Tells whether there is something.
+    pub(crate) fn read_known(&self, files: &[(Entry, u64)], mut bytes: &mut [u8]) -> Result<bool, Problem> {
+        let mut has_some = false;
+        for (entry, size) in files.iter().filter(|_| self.delta) {
+            let place = bytes.split_off_mut(..usize::try_from(*size)?).expect("there is room for all");
+            let known = self.known(entry, *size).filter(|_| *size > 0);
+            // What cannot be read costs only network traffic.
+            has_some |= known.is_some_and(|known| known.read_exact_at(place, 0).is_ok());
+        }
+        Ok(has_some)
+    }
+
+    /// Does what takes space. If there is none, removes parts that nothing uses, and tries again.
+    fn taking_space(&self, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        match work() {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                self.parts.remove_unused(Duration::ZERO);
+                work()
+            }
+            done => done,
+        }
+    }
+
+    fn note_taken(&self, bytes: u64) {
+        self.reservation.iter().for_each(|reservation| reservation.note_taken(bytes));
+    }
+
+    fn incoming(&self, parent: Arc<Dir>, name: &OsStr, part: Part) -> IncomingFile {
+        let (name, mark, reservation) = (name.to_owned(), self.mark.clone(), self.reservation.clone());
+        let (fsync, replaces, wording) = (self.fsync, !self.no_overwrite, self.wording);
+        IncomingFile { parent, part, name, fsync, replaces, mark, allocating: None, _reservation: reservation, wording }
     }
 
     /// Opens what is here of a file: its part, or the file in place if its size and time are those of the entry.
@@ -572,6 +640,11 @@ impl IncomingFile {
         Ok(memory)
     }
 
+    /// Tells whether a file is in place whose size and time are those of the entry.
+    fn replaces_equal(&self, entry: &Entry, size: u64) -> bool {
+        self.parent.symlink_metadata(&self.name).is_ok_and(|found| looks_the_same(&found, entry, size))
+    }
+
     /// Reads the bytes that the file has already, if it is not mapped.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
         self.part.file.read_exact_at(bytes, 0)
@@ -607,7 +680,14 @@ impl IncomingFile {
     }
 
     /// Sets the file's mode and time, and moves it into place. Nothing may write to the mapping any more.
-    pub(crate) fn keep(mut self, entry: &Entry) -> Result<(), Problem> {
+    pub(crate) fn keep(self, entry: &Entry) -> Result<(), Problem> {
+        let mark = self.mark.clone();
+        self.move_into_place(entry)?;
+        mark.iter().for_each(|mark| mark.note_files([entry]));
+        Ok(())
+    }
+
+    fn move_into_place(mut self, entry: &Entry) -> Result<(), Problem> {
         // It would change the file's time.
         drop(self.allocating.take());
         match self.put_in_place(entry) {
@@ -620,7 +700,6 @@ impl IncomingFile {
             }
             placed => placed.with_context(|| entry.path.to_string())?,
         }
-        self.mark.iter().for_each(|mark| mark.note_file(entry));
         if self.fsync {
             let synced = self.parent.open(".").and_then(|dir| dir.sync_all());
             synced.with_context(|| entry.path.to_string())?;
@@ -713,7 +792,7 @@ fn reserve(file: &std::fs::File, size: u64) -> io::Result<()> {
     }
 }
 
-/// Greatest number of files under way at once, each with its digest.
+/// Greatest number of units under way at once, each with its digest.
 const ARRIVING_MAX: usize = UNDER_WAY_MAX / 2;
 /// The bits of a mode that are applied.
 const MODE_BITS: u32 = 0o777;

@@ -79,11 +79,16 @@ fn send_again_by(files: &[PathBuf], source: &TempDir, dirs: Vec<TempDir>, block_
         assert_eq!(exit, 0, "{said}");
         assert_eq!(tree(dir.path()), tree(source.path()));
         assert!(!dir.path().join(PARTS).exists());
-        let events = said.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        let done = events.into_iter().find(|event| event["event"] == "done").expect("it is done");
-        done["received"].as_u64().expect("a receiver says how much has come")
+        bytes_received(&said)
     });
     received.collect()
+}
+
+/// Returns what a receiver says how much has come.
+fn bytes_received(said: &str) -> u64 {
+    let mut events = said.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let done = events.find(|event| event["event"] == "done").expect("it is done");
+    done["received"].as_u64().expect("a receiver says how much has come")
 }
 
 /// Bytes that travel besides blocks: a digest for each file.
@@ -180,6 +185,43 @@ fn one_that_keeps_no_parts_takes_everything_again() {
     assert_eq!(send_again(&files, &source, vec![dir]), [FILE_LEN as u64 + 32]);
     let help = finish(command(&["recv", "--help"]).spawn().unwrap());
     assert!(text(&help.stdout).contains("--discard-parts"));
+}
+
+/// Short files travel together, and have no parts. Those in place are compared.
+#[test]
+fn of_short_files_only_those_that_are_not_in_place_travel_again() {
+    const FILES: u64 = 40;
+    const LEN: usize = 30 * BLOCK_SIZE;
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, FILES, LEN);
+    let dirs = [(); 2].map(|()| TempDir::new().unwrap());
+    for (dir, lacks) in dirs.iter().zip([0..0, 17..22]) {
+        for number in (0..FILES).filter(|number| !lacks.contains(number)) {
+            let (from, to) = (&files[usize::try_from(number).unwrap()], dir.path().join(number.to_string()));
+            std::fs::copy(from, &to).unwrap();
+            let modified = std::fs::metadata(from).unwrap().modified().unwrap();
+            std::fs::File::options().write(true).open(to).unwrap().set_modified(modified).unwrap();
+        }
+    }
+    // Something is left of an interrupted transfer, so that files are compared.
+    let left = dirs[1].path().join(PARTS);
+    std::fs::DirBuilder::new().mode(0o700).create(&left).unwrap();
+    std::fs::write(left.join("some.transfer"), "").unwrap();
+    let receivers = dirs.map(|dir| Receiver::start_in(dir, "127.0.0.1:0", &["--once"]));
+    let sender = start_send(&files, &receivers, &[]);
+    let sent = finish(sender);
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    let received = receivers.map(|receiver| {
+        let (exit, said, dir) = end(receiver);
+        assert_eq!(exit, 0, "{said}");
+        (0..FILES).map(|number| number.to_string()).for_each(|name| {
+            let read = |dir: &Path| std::fs::read(dir.join(&name)).unwrap();
+            assert!(read(dir.path()) == read(source.path()), "{name}");
+        });
+        bytes_received(&said)
+    });
+    // All are in one message, with one digest.
+    assert_eq!(received, [32, 5 * LEN as u64 + 32]);
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn parts_of_a_file_go_whatever_their_size_unless_somebody_uses_them() {
     };
     drop([keep(&this, 4), keep(&this, 5), keep(&other, 4)]);
     let used = keep(&this, 6);
-    parts.forget(&this);
+    parts.forget([&this]);
     let mut left = [name_of(&this, 6), name_of(&other, 4)].map(|name| name.into_string().unwrap());
     let mut found = names(dir.path());
     left.sort();

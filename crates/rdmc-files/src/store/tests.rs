@@ -147,25 +147,30 @@ fn a_file_that_is_in_place_leaves_no_part_of_another_version_of_it() {
 
 #[test]
 fn what_is_in_place_needs_room_for_some_files_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let sizes = [1_u64, 100, 10, 1, 1, 50, 7];
-    let named = |at: usize| entry(&[&format!("{at}")], EntryKind::File { size: sizes[at] }, 0o600);
-    let manifest = Manifest { entries: (0..sizes.len()).map(named).collect() };
-    let store = store(&dir, false);
-    assert_eq!(store.bytes_needed(&manifest, 4), 170);
-    // The last one is not here.
-    for entry in &manifest.entries[..6] {
-        let EntryKind::File { size } = entry.kind else { unreachable!() };
-        store.begin(entry, size, None).unwrap().keep(entry).unwrap();
+    // The files travel each alone, or all together.
+    for (unit, four) in [(257 << 10, 112), (1, 100)] {
+        let dir = tempfile::tempdir().unwrap();
+        let sizes = [1_u64, 100, 10, 1, 1, 50, 7].map(|size| size * unit);
+        let named = |at: usize| entry(&[&format!("{at}")], EntryKind::File { size: sizes[at] }, 0o600);
+        let manifest = Manifest { entries: (0..sizes.len()).map(named).collect() };
+        let store = store(&dir, false);
+        assert_eq!(store.bytes_needed(&manifest, [4]), [170 * unit]);
+        // The last one is not here.
+        for (entry, size) in manifest.entries[..6].iter().zip(sizes) {
+            store.begin(entry, size, None).unwrap().keep(entry).unwrap();
+        }
+        assert_eq!(store.bytes_needed(&manifest, [4]), [(7 + four) * unit]);
+        let reserved = store.reserve(&manifest).unwrap();
+        let within = |free| reserved.clone().within(&manifest, || Ok(free));
+        assert!(!within((7 + four) * unit).unwrap().receives_one_by_one());
+        if four > 100 {
+            // One file at a time needs least.
+            let [almost, least] = [7 + four - 1, 7 + 100].map(|files| within(files * unit).unwrap());
+            assert!(almost.receives_one_by_one() && least.receives_one_by_one());
+        }
+        let error = within(107 * unit - 1).unwrap_err().to_string();
+        assert!(error.contains("do not fit into the"), "{error}");
     }
-    assert_eq!(store.bytes_needed(&manifest, 4), 7 + 112);
-    // One file at a time needs least.
-    let reserved = store.reserve(&manifest).unwrap();
-    let within = |free| reserved.clone().within(&manifest, || Ok(free));
-    assert!(!within(7 + 112).unwrap().receives_one_by_one());
-    assert!(within(7 + 111).unwrap().receives_one_by_one() && within(7 + 100).unwrap().receives_one_by_one());
-    let error = within(7 + 99).unwrap_err().to_string();
-    assert!(error.contains("107") && error.contains("106"), "{error}");
 }
 
 #[test]
