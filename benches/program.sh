@@ -43,16 +43,16 @@ fi
 lay_cables
 mkdir "$work/0"
 head -c "${mib}M" /dev/urandom >"$work/0/file"
-first=1 # The first host that listens: the sender does only if it serves.
-[[ " $algorithms " != *" get"* ]] || first=0
-if [ "$first" = 0 ]; then
+served=() # The ports at which the sender listens.
+if [[ " $algorithms " == *" get"* ]]; then
+    served+=(7472)
     ip netns exec "$name-0" "$program" serve --quiet --listen 10.77.0.1:7472 "$work/0" &
     pids+=($!)
 fi
 if [[ " $algorithms " == *" http "* ]]; then
     ip netns exec "$name-0" python3 -m http.server --bind 10.77.0.1 --directory "$work/0" 7473 >/dev/null 2>&1 &
     pids+=($!)
-    first=0
+    served+=(7473)
 fi
 for ((i = 1; i < hosts; i++)); do
     mkdir "$work/$i"
@@ -61,9 +61,11 @@ for ((i = 1; i < hosts; i++)); do
 done
 
 # Until all listen.
-for ((i = first; i < hosts; i++)); do
-    until [ -n "$(ip netns exec "$name-$i" ss -Hltn '( sport >= 7471 and sport <= 7473 )')" ]; do sleep 0.1; done
-done
+until_listening() { # HOST PORT
+    until [ -n "$(ip netns exec "$name-$1" ss -Hltn "( sport = $2 )")" ]; do sleep 0.1; done
+}
+for port in "${served[@]}"; do until_listening 0 "$port"; done
+for ((i = 1; i < hosts; i++)); do until_listening $i 7471; done
 
 # Brings the file to the first N receivers; prints the seconds it took: bring_to N ALGORITHM[+ARGUMENT...]
 bring_to() {

@@ -89,8 +89,7 @@ impl ValueEnum for OrAuto<AlgorithmName> {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         match self {
             Self::Auto => Some(
-                PossibleValue::new(AUTO)
-                    .help("The fastest by a cost model for the members, the largest file and the fabric"),
+                PossibleValue::new(AUTO).help("The fastest by a cost model for the members, the files and the fabric"),
             ),
             Self::Given(name) => name.to_possible_value(),
         }

@@ -60,8 +60,9 @@ pub struct TcpConfig {
     /// up](QueuePairConfig::warm_up). Default 0.5 ms.
     ///
     /// TCP begins slowly: on a new connection, 14 KiB leave in the first round trip, and twice as much in each that
-    /// follows. Padding is bytes that mean nothing: 14 KiB, then 28 KiB and 56 KiB, a round trip apart, until the first
-    /// request comes. There is none between processes of one host, and where the system does not tell round trips.
+    /// follows. Padding carries no data: 14 KiB, then 28 KiB and 56 KiB, a round trip apart, until the first request
+    /// comes. It ends early if the piece before the last one is not acknowledged, as on slow ports. There is none
+    /// between processes of one host, and where the system does not tell round trips.
     pub padded_from: Duration,
     /// Whether data connections are encrypted by TLS 1.3, under secrets that both ends learn through the control plane.
     /// Default false.

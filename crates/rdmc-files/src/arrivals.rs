@@ -1,7 +1,7 @@
 //! The files of one transfer as they arrive, also when other members fail.
 //!
-//! Message 2i of the group is unit i of the manifest, a long file or several short ones. Message 2i + 1 is its digest. A
-//! receiver agrees to the end of the group when all files are in place, and refuses it if there was a problem. If the
+//! Message 2i of the group is unit i of the manifest, a long file or several short ones. Message 2i + 1 is its digest.
+//! A receiver agrees to the end of the group when all files are in place, and refuses it if there was a problem. If the
 //! group fails, the survivors form another one. It offers every unfinished message again, under the same number.
 
 use std::collections::BTreeMap;
@@ -106,7 +106,7 @@ struct Arrivals<'a> {
     /// Messages that arrive, by their numbers.
     arriving: FuturesUnordered<BoxFuture<'static, (u64, Result<Message, GroupFailure>)>>,
     /// Tasks that compare files with their digests and move them into place.
-    finishing: JoinSet<Result<Vec<Event>, Problem>>,
+    finishing: JoinSet<Result<Finished, Problem>>,
     /// Number of files in place.
     complete: usize,
     /// Whether the directories have their modes and times.
@@ -134,6 +134,9 @@ type Preparing = BoxFuture<'static, (Offer, Result<Prepared, Problem>)>;
 
 /// Where a unit goes, and the memory to receive into, which may hold some of it.
 type Prepared = (ReceiveInto, BufferMut);
+
+/// What has become of a unit: an event for each file that is in place, and why the others are not.
+type Finished = (Vec<Event>, Result<(), Problem>);
 
 /// A unit of which bytes or digest are missing.
 struct OpenUnit {
@@ -341,7 +344,7 @@ impl Arrivals<'_> {
         }
         let (number, size) = (offer.number(), offer.size());
         match self.role(number) {
-            MessageRole::Unit(at) if self.units.get(at).is_none_or(|unit| size != unit.bytes) => {
+            MessageRole::Unit(at) if size != self.units[at].bytes => {
                 let what = format!("{} has another size than listed", named(&self.files_of(at)));
                 self.refuse(offer, Kind::Integrity.problem(what));
             }
@@ -390,15 +393,14 @@ impl Arrivals<'_> {
 
     /// Returns the files of a unit, with their sizes.
     fn files_of(&self, at: usize) -> Vec<(Entry, u64)> {
-        let files = self.units.get(at).map_or(0..0, |unit| unit.files.clone());
-        self.files[files].iter().map(|&(entry, size)| (entry.clone(), size)).collect()
+        self.files[self.units[at].files.clone()].iter().map(|&(entry, size)| (entry.clone(), size)).collect()
     }
 
     /// Puts a unit into place.
     fn finish(&mut self, at: usize, into: ReceiveInto, bytes: Message, digest: Option<Message>) {
         let (files, store) = (self.files_of(at), self.store.clone());
         self.finishing.spawn(async move {
-            let finishing = move || finish(into, &store, bytes, digest, files);
+            let finishing = move || finish(into, &store, bytes, digest, &files);
             tokio::task::spawn_blocking(finishing).await?
         });
     }
@@ -448,13 +450,14 @@ impl Arrivals<'_> {
         }
     }
 
-    fn finished(&mut self, finished: Result<Result<Vec<Event>, Problem>, JoinError>) {
-        match finished.map_err(Problem::from).and_then(|outcome| outcome) {
-            Ok(events) => {
-                self.complete += events.len();
-                events.into_iter().for_each(|event| self.events.say(event));
-            }
-            Err(error) => drop(self.problem.get_or_insert(error)),
+    fn finished(&mut self, finished: Result<Result<Finished, Problem>, JoinError>) {
+        let outcome = finished.map_err(Problem::from).and_then(|outcome| outcome).and_then(|(events, outcome)| {
+            self.complete += events.len();
+            events.into_iter().for_each(|event| self.events.say(event));
+            outcome
+        });
+        if let Err(error) = outcome {
+            self.problem.get_or_insert(error);
         }
     }
 
@@ -544,26 +547,30 @@ fn finish(
     store: &Store,
     bytes: Message,
     digest: Option<Message>,
-    files: Vec<(Entry, u64)>,
-) -> Result<Vec<Event>, Problem> {
+    files: &[(Entry, u64)],
+) -> Result<Finished, Problem> {
     if digest.is_some_and(|digest| !has_digest(&bytes, &digest)) {
         into.into_file().into_iter().for_each(IncomingFile::discard);
-        return Err(Kind::Integrity.problem(format!("{} arrived with a wrong digest", named(&files))));
+        return Err(Kind::Integrity.problem(format!("{} arrived with a wrong digest", named(files))));
     }
-    match (into, &files[..]) {
-        (ReceiveInto::Mapping(file), [(entry, _)]) => {
+    let (placed, outcome) = match into {
+        ReceiveInto::Pack { .. } => store.place_all(files, &bytes),
+        ReceiveInto::Mapping(file) => {
             // The memory is a mapping. Nothing may change the file once its time is set.
             drop(bytes);
-            file.keep(entry)?;
+            file.keep(&files[0].0)?;
+            (1, Ok(()))
         }
-        (ReceiveInto::Memory(file), [(entry, _)]) => {
+        ReceiveInto::Memory(file) => {
+            let entry = &files[0].0;
             file.write(&bytes).with_context(|| entry.path.to_string())?;
             drop(bytes);
             file.keep(entry)?;
+            (1, Ok(()))
         }
-        (_, files) => store.place_all(files, &bytes)?,
-    }
-    Ok(files.iter().map(|(entry, size)| Event::file(&entry.path, *size)).collect())
+    };
+    let events = files[..placed].iter().map(|(entry, size)| Event::file(&entry.path, *size));
+    Ok((events.collect(), outcome))
 }
 
 /// Names the files of a unit.

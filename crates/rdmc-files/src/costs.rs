@@ -110,12 +110,6 @@ impl fmt::Display for PortRate {
     }
 }
 
-/// Returns for how many bytes to plan a transfer of `all` bytes. Messages follow each other so closely that many short
-/// ones are like a long one.
-pub(crate) fn planned_bytes(longest: u64, all: u64) -> u64 {
-    longest.max(all.min(PLANNED_BYTES_MAX))
-}
-
 /// Plans messages of up to `bytes` to `members`, the sender included, for each medium. Given values are kept. On a
 /// network, `path` is between the members.
 ///
@@ -187,8 +181,6 @@ fn model(assumed: Assumed, bytes: u64) -> CostModel {
 /// Mbit/s an additional step took 4 to 108 µs, which is 2 to 27 µs for each of the hosts that shared a processor. With
 /// 12 µs the chosen blocks, of 128 or 256 KiB, took at most 1 % longer there than the best ones.
 const PORT_PER_BLOCK: Duration = Duration::from_micros(12);
-/// Bytes of all messages from which on the choice hardly changes.
-const PLANNED_BYTES_MAX: u64 = 1 << 30;
 /// One hop through a switch and one wake-up.
 const PORT_LATENCY: Duration = Duration::from_micros(50);
 /// Bytes that a TCP connection sends in its first round trip: ten segments.

@@ -256,10 +256,8 @@ impl TransferHistory<'_> {
         let (Some(least), Some(most), true) = (held.iter().min(), held.iter().max(), self.formed) else {
             return String::new();
         };
-        let (some, files) = (
-            if least == most { least.to_string() } else { format!("{least} to {most}") },
-            self.units.files_in_first(usize::MAX),
-        );
+        let (some, files) =
+            (if least == most { least.to_string() } else { format!("{least} to {most}") }, self.units.files());
         let unknown = if held.len() < others.len() { ", as far as is known" } else { "" };
         match others.len() {
             1 => format!("; the other receiver has {some} of {}", count(files, "file")),

@@ -221,11 +221,6 @@ impl Manifest {
     pub fn totals(&self) -> (u64, u64) {
         self.files().fold((0, 0), |(files, bytes), (_, size)| (files + 1, bytes + size))
     }
-
-    /// Returns the size of the largest file in bytes; 0 if there is no file.
-    pub fn longest(&self) -> u64 {
-        self.files().map(|(_, size)| size).max().unwrap_or(0)
-    }
 }
 
 #[cfg(test)]

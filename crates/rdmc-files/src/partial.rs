@@ -190,7 +190,7 @@ impl Parts {
     ///
     /// # Errors
     /// It is not a directory, or others can reach what is in it.
-    fn dir(&self) -> io::Result<Option<Dir>> {
+    pub(crate) fn dir(&self) -> io::Result<Option<Dir>> {
         match self.root.symlink_metadata(DIR) {
             Ok(found) if found.is_dir() => {}
             Ok(_) => return Err(io::Error::other(format!("{DIR} is not a directory"))),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rdmc::{Algorithm, Hybrid, NodeId, Racks, Rank, Spine};
 
-use crate::announcement::{Announcement, Reply};
-use crate::costs::{Assumed, Path, plan, planned_bytes};
+use crate::announcement::{Reply, WirePlan};
+use crate::costs::{Assumed, Path, plan};
 
 /// Says how a sender finds the members that share a rack or a site. It counts if a cost model chooses the algorithm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,10 +46,9 @@ pub(crate) fn is_worth_a_round_trip(
     few && (differ || *most * TRANSFER_ROUND_TRIPS_MIN <= predicted) && !addresses.all(|address| address.is_loopback())
 }
 
-/// Returns two trees by racks, unless the cost model predicts that they take longer than what is announced.
-pub(crate) fn two_trees(racks: Racks, announcement: &Announcement, path: Path) -> Option<Algorithm> {
-    let (members, announced) = (racks.members(), &announcement.plans.network);
-    let bytes = planned_bytes(announcement.unit_bytes_max, announcement.bytes);
+/// Returns two trees by racks, unless the cost model predicts that `bytes` take longer by them than as announced.
+pub(crate) fn two_trees(racks: Racks, announced: &WirePlan, bytes: u64, path: Path) -> Option<Algorithm> {
+    let members = racks.members();
     let by_racks = Hybrid::new(racks, Spine::TwoTree).into();
     let time = |algorithm: &Algorithm| {
         let planned = plan(Assumed::Network(path), Some(algorithm), Some(announced.block_size), members, bytes);
@@ -75,9 +74,7 @@ const LONGER_MAX: f64 = 1.03;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::announcement::{Plans, WirePlan};
     use crate::costs::PortRate;
-    use crate::manifest::Manifest;
 
     const NEAR: Duration = Duration::from_micros(200);
     const FAR: Duration = Duration::from_millis(5);
@@ -120,10 +117,7 @@ mod tests {
         let chosen = |racks: &[u32], bytes: u64, round_trip| {
             let path = Path { port_rate: PortRate::default(), round_trip };
             let network = WirePlan::new(&Algorithm::TwoTree, 256 << 10);
-            let plans = Plans { host: network.clone(), network };
-            let announcement = Announcement::new(plans, &Manifest::default(), 1);
-            let announcement = Announcement { unit_bytes_max: bytes, ..announcement };
-            two_trees(Racks::from_assignment(racks).unwrap(), &announcement, path)
+            two_trees(Racks::from_assignment(racks).unwrap(), &network, bytes, path)
         };
         let alternating: Vec<u32> = (0..8).map(|rank| rank % 2).collect();
         for bytes in [1 << 10, 1 << 20, 1 << 30] {

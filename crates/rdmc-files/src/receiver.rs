@@ -28,6 +28,7 @@ use crate::racks::RECEIVERS_MAX;
 use crate::size::{ByteSize, PAGE, POOL_BYTES_DEFAULT};
 use crate::stop::{Stop, StopHandle};
 use crate::store::Store;
+use crate::units::Unit;
 use crate::wording::Wording;
 use crate::words::printable;
 
@@ -433,7 +434,11 @@ fn too_long(announcement: &Announcement, pool: u64, lockable: u64, wording: &Wor
     if longest <= pool.min(lockable) {
         return None;
     }
-    let what = if announcement.unit_bytes_max < longest { "the list of files" } else { "a file" };
+    let what = match announcement.unit_bytes_max {
+        shorter if shorter < longest => "the list of files",
+        packed if packed <= Unit::PACK_BYTES_MAX => "what travels in one message",
+        _ => "a file",
+    };
     let longest = ByteSize(longest);
     Some(if pool <= lockable {
         format!(

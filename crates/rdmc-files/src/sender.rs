@@ -19,7 +19,7 @@ use rdmc_schedule::{BlockCount, Rank, Schedule};
 use crate::announcement::{Announcement, Conclusion, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
 use crate::blame::{FailedPeer, PeerFailure};
-use crate::costs::{Path, PortRate, planned_bytes, plans};
+use crate::costs::{Path, PortRate, plans};
 use crate::departures::Departures;
 use crate::driven::Driven;
 use crate::error::{Context, Kind, Problem, TransferError};
@@ -408,11 +408,12 @@ impl Settings {
         let asks_round_trips =
             finds_racks && all_reached && racks::is_worth_a_round_trip(&of_sender, reached.peer_addresses(), transfer);
         let announcement = Announcement { asks_round_trips, ..announcement };
+        let planned = Units::of(&source.manifest).planned_bytes();
         let conclude = |replies: &BTreeMap<NodeId, Bytes>| {
             let replies = replies.iter().map(|(node, reply)| (*node, Reply::decode(reply))).collect::<BTreeMap<_, _>>();
             let delta = replies.values().any(|reply| reply.has_parts);
             let found = asks_round_trips.then(|| racks::find(members, &of_sender, &replies)).flatten();
-            let by_racks = found.and_then(|racks| racks::two_trees(racks, &announcement, path));
+            let by_racks = found.and_then(|racks| racks::two_trees(racks, &announcement.plans.network, planned, path));
             Conclusion { delta, algorithm: by_racks.as_ref().map(Into::into) }.encode()
         };
         let invited = reached.invite_and_conclude(announcement.encode(), conclude).await;
@@ -446,14 +447,14 @@ impl Settings {
     /// Announces the files, and how their blocks will travel.
     fn announcement(&self, source: &SourceTree, list: &[u8], path: Path) -> Result<Announcement, Problem> {
         let FileSenderBuilder { algorithm, block_size, racks, on_failure, .. } = &self.builder;
-        let (members, longest) = (self.receivers.members(), Units::of(&source.manifest).longest());
+        let units = Units::of(&source.manifest);
+        let (members, longest) = (self.receivers.members(), units.longest());
         let max = GroupSpec::BLOCKS_MAX;
         if let Some(block_size) = block_size.filter(|bytes| longest > u64::from(*bytes) * u64::from(max)) {
             let too_many = SendError::TooManyBlocks { size: longest, block_size, max };
-            return Err(Kind::Request.problem(format!("the longest file: {too_many}")));
+            return Err(Kind::Request.problem(format!("the longest file, or those that travel together: {too_many}")));
         }
-        let planned = planned_bytes(longest, source.manifest.totals().1);
-        let plans = plans(algorithm.as_ref(), *block_size, members, planned, path)?;
+        let plans = plans(algorithm.as_ref(), *block_size, members, units.planned_bytes(), path)?;
         let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
         let mut announcement = announcement.with_short_manifest(list, self.receivers.addresses().len());
         if let (None, RackSelection::Given(racks)) = (algorithm, racks) {
@@ -592,12 +593,19 @@ impl Outbound<'_> {
         let (files, hasher) = (files.collect::<Vec<_>>(), FileHasher::new(self.node, self.plan.block_size));
         let packing = tokio::task::spawn_blocking(move || source::pack(&files, hasher));
         let (packed, digest) = departures.meanwhile(packing).await???;
-        departures.send(self.register(packed)?, done).await?;
+        let copied = packed.clone();
+        let copy = move |to: &mut [u8]| {
+            to.copy_from_slice(&copied);
+            Ok(())
+        };
+        let registering = register_to_send(self.node, Memory::from(packed), copy);
+        let registered = departures.meanwhile(registering).await??;
+        departures.send(registered, done).await?;
         departures.send(self.register(digest.to_vec())?, Vec::new()).await
     }
 
     fn register(&self, bytes: Vec<u8>) -> Result<Buffer, Problem> {
-        Ok(self.node.register(Memory::from(bytes)).context("memory cannot be registered")?.into_shared())
+        Ok(self.node.register(Memory::from(bytes)).context("a digest cannot be registered")?.into_shared())
     }
 
     /// Returns how many bytes the sender itself sends for each byte of the files.

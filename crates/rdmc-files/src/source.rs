@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use rdmc::{DigestHasher, Memory, Message, Node};
 
 use crate::announcement::{DIGEST_LEN, UNDER_WAY_MAX};
@@ -256,7 +257,7 @@ impl SourceFile {
 pub(crate) fn pack(
     files: &[(PathBuf, Entry, u64)],
     mut hasher: FileHasher,
-) -> Result<(Vec<u8>, [u8; DIGEST_LEN]), Problem> {
+) -> Result<(Bytes, [u8; DIGEST_LEN]), Problem> {
     let mut packed = Vec::new();
     for (path, entry, size) in files {
         let file = SourceFile::open(path, path.clone(), entry, *size)?;
@@ -268,7 +269,7 @@ pub(crate) fn pack(
         read.with_context(|| format!("{}", path.display()))?;
     }
     hasher.update(&packed);
-    Ok((packed, hasher.finish()))
+    Ok((packed.into(), hasher.finish()))
 }
 
 /// Computes the digest of a message with files, which travels behind it.
@@ -488,6 +489,32 @@ mod tests {
         let gone = TransferError::from(SourceFile::open(at, at.to_owned(), entry, size).unwrap_err());
         assert!(gone.code() == 5 && gone.to_string().contains(&path.display().to_string()), "{gone}");
         assert!(gone.to_string().contains("it was deleted"), "{gone}");
+    }
+
+    #[test]
+    fn a_short_file_that_changed_before_it_is_read_is_an_integrity_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["one", "two"].map(|name| dir.path().join(name));
+        let changes: [fn(&Path); 4] = [
+            |path| std::fs::write(path, b"longer").unwrap(),
+            |path| std::fs::write(path, b"tw").unwrap(),
+            |path| File::options().write(true).open(path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap(),
+            |path| std::fs::remove_file(path).unwrap(),
+        ];
+        for change in changes {
+            std::fs::write(&paths[0], b"one").unwrap();
+            std::fs::write(&paths[1], b"two").unwrap();
+            let source = SourceTree::find(&paths).unwrap();
+            let files: Vec<_> = source.files().map(|(at, entry, size)| (at.to_owned(), entry.clone(), size)).collect();
+            let (packed, digest) = pack(&files, hasher()).unwrap();
+            let mut whole = hasher();
+            whole.update(b"onetwo");
+            assert_eq!((&packed[..], digest), (&b"onetwo"[..], whole.finish()));
+            change(&paths[1]);
+            let problem = pack(&files, hasher()).unwrap_err();
+            assert!(problem.reason_alone().contains("/two changed while it was being sent"), "{problem}");
+            assert_eq!(code(problem), 5);
+        }
     }
 
     #[test]

@@ -476,7 +476,7 @@ impl Store {
         }
         self.taking_space(|| reserve(&incoming.part.file, size))?;
         // One that replaces an equal file gives its space back, and one that begins again has taken it already.
-        if before.is_none() && !self.replaces_equal(entry, size) {
+        if before.is_none() && !incoming.replaces_equal(entry, size) {
             self.note_taken(size);
         }
         if self.delta && size > 0 {
@@ -487,31 +487,35 @@ impl Store {
         Ok(incoming)
     }
 
-    /// Puts into place short files that have arrived together, one behind the other. They have no parts.
-    pub(crate) fn place_all(&self, files: &[(Entry, u64)], mut bytes: &[u8]) -> Result<(), Problem> {
-        // Often several in a row are in one directory.
-        let mut last: Option<(PathBuf, Arc<Dir>)> = None;
-        for (entry, size) in files {
+    /// Puts into place short files that have arrived together, one behind the other. Returns how many are in place, and
+    /// why the next one is not.
+    pub(crate) fn place_all(&self, files: &[(Entry, u64)], mut bytes: &[u8]) -> (usize, Result<(), Problem>) {
+        let mut places = Places { store: self, parts: self.parts_dir(), last: None };
+        let mut place = |(entry, size): &(Entry, u64)| {
             let content = bytes.split_off(..usize::try_from(*size)?).ok_or_else(|| refused(entry, " is incomplete"))?;
-            let (parents, name) = entry.path.split();
-            let mut written = || {
-                let parent = match &last {
-                    Some((path, parent)) if *path == parents => parent.clone(),
-                    _ => self.parent(&parents)?,
-                };
-                last = Some((parents.clone(), parent.clone()));
-                let incoming = self.incoming(parent.clone(), name, Part::elsewhere(&parent)?);
+            let written = places.begin(entry).and_then(|incoming| {
                 self.taking_space(|| incoming.write(content))?;
                 Ok(incoming)
-            };
-            let incoming = written().map_err(|error| self.not_stored(entry, *size, &error))?;
+            });
+            let incoming = written.map_err(|error| self.not_stored(entry, *size, &error))?;
             if !incoming.replaces_equal(entry, *size) {
                 self.note_taken(*size);
             }
-            incoming.move_into_place(entry)?;
+            incoming.move_into_place(entry)
+        };
+        let outcomes = files.iter().map(&mut place).enumerate();
+        let failed = outcomes.into_iter().find_map(|(at, outcome)| outcome.err().map(|problem| (at, problem)));
+        let synced = places.sync();
+        let (placed, outcome) = failed.map_or((files.len(), synced), |(at, problem)| (at, Err(problem)));
+        if placed > 0 {
+            self.mark.iter().for_each(|mark| mark.note_files(files[..placed].iter().map(|(entry, _)| entry)));
         }
-        self.mark.iter().for_each(|mark| mark.note_files(files.iter().map(|(entry, _)| entry)));
-        Ok(())
+        (placed, outcome)
+    }
+
+    /// Opens the directory of parts, which is there while the transfer has a mark.
+    fn parts_dir(&self) -> Option<Dir> {
+        self.mark.as_ref().and_then(|_| self.parts.dir().ok().flatten())
     }
 
     /// In a delta transfer, reads what is here of short files that arrive together. Tells whether there is something.
@@ -544,7 +548,18 @@ impl Store {
     fn incoming(&self, parent: Arc<Dir>, name: &OsStr, part: Part) -> IncomingFile {
         let (name, mark, reservation) = (name.to_owned(), self.mark.clone(), self.reservation.clone());
         let (fsync, replaces, wording) = (self.fsync, !self.no_overwrite, self.wording);
-        IncomingFile { parent, part, name, fsync, replaces, mark, allocating: None, _reservation: reservation, wording }
+        IncomingFile {
+            parent,
+            part,
+            name,
+            fsync,
+            syncs_parent: fsync,
+            replaces,
+            mark,
+            allocating: None,
+            _reservation: reservation,
+            wording,
+        }
     }
 
     /// Opens what is here of a file: its part, or the file in place if its size and time are those of the entry.
@@ -605,6 +620,52 @@ fn looks_the_same(found: &Metadata, entry: &Entry, size: u64) -> bool {
     found.is_file() && found.len() == size && time == (entry.mtime_s, entry.mtime_ns.into())
 }
 
+/// Where short files of one message go, one after the other. They often follow each other in one directory.
+struct Places<'a> {
+    store: &'a Store,
+    /// The directory of parts, where files are written before they take their places.
+    parts: Option<Dir>,
+    last: Option<Place>,
+}
+
+struct Place {
+    path: PathBuf,
+    dir: Arc<Dir>,
+    /// Whether files of the directory of parts can be moved there.
+    near: bool,
+}
+
+impl Places<'_> {
+    /// Makes a temporary file, which never stays.
+    fn begin(&mut self, entry: &Entry) -> io::Result<IncomingFile> {
+        let (path, name) = entry.path.split();
+        if self.last.as_ref().is_none_or(|last| last.path != path) {
+            self.sync().map_err(|problem| io::Error::other(problem.reason()))?;
+            let dir = self.store.parent(&path)?;
+            let dev = |dir: &Dir| dir.dir_metadata().map(|found| found.dev());
+            let near =
+                self.parts.as_ref().is_some_and(|parts| dev(parts).is_ok_and(|it| dev(&dir).is_ok_and(|of| of == it)));
+            self.last = Some(Place { path, dir, near });
+        }
+        let Place { dir, near, .. } = self.last.as_ref().expect("it was just found");
+        let part = Part::elsewhere(self.parts.as_ref().filter(|_| *near).unwrap_or(dir))?;
+        let mut incoming = self.store.incoming(dir.clone(), name, part);
+        incoming.syncs_parent = false;
+        Ok(incoming)
+    }
+
+    /// Forces the names of files to the disk, if that is wanted.
+    fn sync(&self) -> Result<(), Problem> {
+        match &self.last {
+            Some(Place { path, dir, .. }) if self.store.fsync => {
+                let synced = dir.open(".").and_then(|dir| dir.sync_all());
+                synced.with_context(|| printable(&path.to_string_lossy()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A file that arrives.
 ///
 /// When it is dropped, it is removed, unless it has bytes and parts stay.
@@ -614,6 +675,8 @@ pub(crate) struct IncomingFile {
     part: Part,
     name: OsString,
     fsync: bool,
+    /// Whether its directory is forced to the disk, too.
+    syncs_parent: bool,
     /// Whether it may replace another file.
     replaces: bool,
     mark: Option<Arc<TransferMark>>,
@@ -700,7 +763,7 @@ impl IncomingFile {
             }
             placed => placed.with_context(|| entry.path.to_string())?,
         }
-        if self.fsync {
+        if self.syncs_parent {
             let synced = self.parent.open(".").and_then(|dir| dir.sync_all());
             synced.with_context(|| entry.path.to_string())?;
         }

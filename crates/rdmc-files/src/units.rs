@@ -1,7 +1,7 @@
-//! What travels in one message: a long file, or several short ones together. A message costs round trips and wake-ups at
-//! every receiver, so that one for each short file would take far longer than its bytes.
+//! What travels in one message: a long file, or several short ones together. A message costs round trips, and wake-ups
+//! at every receiver. One for each short file would take far longer than its bytes.
 
-use std::ops::Range;
+use std::ops::{Index, Range};
 
 use crate::manifest::Manifest;
 
@@ -37,10 +37,6 @@ impl Units {
         self.0.len()
     }
 
-    pub(crate) fn get(&self, at: usize) -> Option<&Unit> {
-        self.0.get(at)
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Unit> {
         self.0.iter()
     }
@@ -50,13 +46,38 @@ impl Units {
         self.iter().map(|unit| unit.bytes).max().unwrap_or(0)
     }
 
+    /// Returns the number of files.
+    pub(crate) fn files(&self) -> usize {
+        self.files_in_first(self.len())
+    }
+
+    /// Returns for how many bytes to choose algorithm and block size: those of the longest unit. If most bytes are in
+    /// packs, those of all units, because the messages of packs overlap.
+    pub(crate) fn planned_bytes(&self) -> u64 {
+        let sum =
+            |units: &mut dyn Iterator<Item = &Unit>| units.fold(0, |sum: u64, unit| sum.saturating_add(unit.bytes));
+        let (packed, all) = (sum(&mut self.iter().filter(|unit| unit.is_pack())), sum(&mut self.iter()));
+        if packed > all / 2 { all.min(PLANNED_BYTES_MAX).max(self.longest()) } else { self.longest() }
+    }
+
     /// Returns the number of files in the first `units`.
     pub(crate) fn files_in_first(&self, units: usize) -> usize {
         units.min(self.len()).checked_sub(1).map_or(0, |last| self.0[last].files.end)
     }
 }
 
+impl Index<usize> for Units {
+    type Output = Unit;
+
+    fn index(&self, at: usize) -> &Unit {
+        &self.0[at]
+    }
+}
+
 impl Unit {
+    /// Most bytes that travel together: enough for the cost of a message to be small, and little to hold in memory.
+    pub(crate) const PACK_BYTES_MAX: u64 = 1 << 20;
+
     /// Tells whether it has several files.
     pub(crate) fn is_pack(&self) -> bool {
         self.files.len() > 1
@@ -65,16 +86,16 @@ impl Unit {
     /// Tells whether another file of `bytes` bytes may follow in the same message.
     fn has_room_for(&self, bytes: u64) -> bool {
         let (all_short, len) = (self.is_pack() || self.bytes <= SHORT_MAX, self.bytes.saturating_add(bytes));
-        all_short && bytes <= SHORT_MAX && len <= PACK_BYTES_MAX && self.files.len() < PACK_FILES_MAX
+        all_short && bytes <= SHORT_MAX && len <= Self::PACK_BYTES_MAX && self.files.len() < PACK_FILES_MAX
     }
 }
 
 /// Longest file that may travel together with others. Longer ones are mapped, and have parts if they are interrupted.
 const SHORT_MAX: u64 = 256 << 10;
-/// Most bytes that travel together: enough for the cost of a message to be small, and little to hold in memory.
-const PACK_BYTES_MAX: u64 = 1 << 20;
-/// Most files that travel together, so that a receiver stores empty ones while others arrive.
-const PACK_FILES_MAX: usize = 1024;
+/// Most files that travel together. Other messages may wait until a receiver has stored them all.
+const PACK_FILES_MAX: usize = 256;
+/// Bytes of all units from which on the choice hardly changes.
+const PLANNED_BYTES_MAX: u64 = 1 << 30;
 
 #[cfg(test)]
 mod tests {
@@ -94,7 +115,16 @@ mod tests {
         assert_eq!(files(&[7]), [1]);
         assert_eq!(files(&[0, 7, SHORT, SHORT + 1, 7, 8]), [3, 1, 2]);
         assert_eq!(files(&[SHORT, SHORT, SHORT, SHORT, 1]), [4, 1]);
-        assert_eq!(files(&[0; 1025]), [1024, 1]);
+        assert_eq!(files(&[0; 257]), [256, 1]);
+    }
+
+    #[test]
+    fn a_choice_is_made_for_all_bytes_if_most_are_in_packs() {
+        let planned = |sizes: &[usize]| units(sizes).planned_bytes();
+        assert_eq!(planned(&[]), 0);
+        assert_eq!(planned(&[100_000; 100]), 10_000_000);
+        assert_eq!(planned(&[400_000; 10]), 400_000);
+        assert_eq!(planned(&[1, 1, 5_000_000]), 5_000_000);
     }
 
     proptest! {
@@ -110,7 +140,7 @@ mod tests {
                 prop_assert_eq!(units.files_in_first(at + 1), next);
                 let bytes: usize = sizes[unit.files.clone()].iter().sum();
                 prop_assert_eq!(unit.bytes, bytes as u64);
-                prop_assert!(!unit.is_pack() || unit.bytes <= PACK_BYTES_MAX);
+                prop_assert!(!unit.is_pack() || unit.bytes <= Unit::PACK_BYTES_MAX);
             }
             prop_assert_eq!(next, sizes.len());
             prop_assert_eq!((units.files_in_first(0), units.files_in_first(usize::MAX)), (0, sizes.len()));

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+#[cfg(target_os = "linux")]
+use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -268,25 +270,43 @@ impl ControlListener for TcpControlListener {
 
 /// Returns the round trip of a connection as TCP has measured it, from the first segment on.
 #[cfg(target_os = "linux")]
-pub(crate) fn tcp_round_trip(stream: &TcpStream) -> Option<Duration> {
-    use std::mem::{MaybeUninit, size_of};
-    use std::os::fd::AsRawFd;
-
-    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
-    let mut len = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).expect("some hundred bytes");
-    // SAFETY: the descriptor is open as long as `stream` is borrowed. For `IPPROTO_TCP` and `TCP_INFO` the kernel
-    // writes at most `len` bytes of a `tcp_info`, for which `info` has room. `len` lives as long as the call.
-    let failed = unsafe {
-        libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len)
-    };
-    // SAFETY: it was zeroed, the kernel has written whole fields at most, and every field is an integer.
-    let info = unsafe { info.assume_init() };
-    (failed == 0 && info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+pub(crate) fn tcp_round_trip(socket: &impl AsRawFd) -> Option<Duration> {
+    let round_trip = tcp_info(socket)?.tcpi_rtt;
+    (round_trip > 0).then(|| Duration::from_micros(round_trip.into()))
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn tcp_round_trip(_: &TcpStream) -> Option<Duration> {
+pub(crate) fn tcp_round_trip<T>(_: &T) -> Option<Duration> {
     None
+}
+
+/// Returns the bytes that have left on a connection and are not acknowledged, rounded up to whole segments.
+#[cfg(target_os = "linux")]
+pub(crate) fn tcp_unacknowledged(socket: &impl AsRawFd) -> Option<u64> {
+    let info = tcp_info(socket)?;
+    Some(u64::from(info.tcpi_unacked) * u64::from(info.tcpi_snd_mss))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn tcp_unacknowledged<T>(_: &T) -> Option<u64> {
+    None
+}
+
+/// Returns what the kernel knows of a connection.
+#[cfg(target_os = "linux")]
+fn tcp_info(socket: &impl AsRawFd) -> Option<libc::tcp_info> {
+    use std::mem::{MaybeUninit, size_of};
+
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut len = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).expect("some hundred bytes");
+    // SAFETY: the descriptor is open as long as `socket` is borrowed. For `IPPROTO_TCP` and `TCP_INFO` the kernel
+    // writes at most `len` bytes of a `tcp_info`, for which `info` has room. `len` lives as long as the call.
+    let failed = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len)
+    };
+    // SAFETY: it was zeroed, the kernel has written whole fields at most, and every field is an integer.
+    let info = unsafe { info.assume_init() };
+    (failed == 0).then_some(info)
 }
 
 struct TcpControlStream {

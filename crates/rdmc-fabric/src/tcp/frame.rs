@@ -12,8 +12,8 @@
 //!      24..32  address (write, read)
 //! ```
 //! Numbers are little endian; fields that a kind does not use are 0. The payload of a send, a write or a read response
-//! follows its header, as does padding, which means nothing. Requests are answered in order; "nearly taken" precedes the
-//! acknowledgement of a long send.
+//! follows its header, as do the bytes of padding, which carry no data. Requests are answered in order; "nearly taken"
+//! precedes the acknowledgement of a long send.
 
 use crate::remote::RemoteMemory;
 use crate::work::WorkError;

@@ -13,7 +13,7 @@ use super::frame::{Frame, Refusal};
 use super::stream::{Connection, Incoming, Outgoing, Reader, Writer};
 use super::{TcpShared, set_pace, stays_on_host, tune};
 use crate::completion::CompletionSource;
-use crate::environment::{Environment, TokioEnvironment, tcp_round_trip};
+use crate::environment::{Environment, TokioEnvironment, tcp_round_trip, tcp_unacknowledged};
 use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair};
 use crate::memory::Buffer;
 use crate::queue_pair::{UNSIGNALED_MAX, next_queue_pair_id};
@@ -36,6 +36,14 @@ pub(super) struct TcpQueuePair {
     /// Whether the peer is on this host: then blocks share no port and need not wait for each other.
     on_host: AtomicBool,
     this: Weak<TcpQueuePair>,
+}
+
+/// How padding precedes the first request of a connection.
+struct Padding {
+    /// The time between two pieces: a round trip.
+    interval: Duration,
+    /// The connection, to see what the peer has acknowledged.
+    socket: socket2::Socket,
 }
 
 /// Responses to requests of the peer.
@@ -193,7 +201,7 @@ impl TcpQueuePair {
     /// Reads and writes until the queue pair is closed or breaks.
     async fn run(self: Arc<Self>, stream: Connection) {
         let peer = stream.tcp().peer_addr().ok();
-        let padded = self.padded_round_trip(stream.tcp());
+        let padding = self.padding(stream.tcp());
         let (mut from, mut to) = match stream.into_split() {
             Ok(halves) => halves,
             Err(error) => {
@@ -203,7 +211,7 @@ impl TcpQueuePair {
         };
         let ending = {
             let reading = std::pin::pin!(self.read_frames(&mut from));
-            let writing = std::pin::pin!(self.write_frames(&mut to, padded));
+            let writing = std::pin::pin!(self.write_frames(&mut to, padding));
             match futures::future::select(reading, writing).await {
                 futures::future::Either::Left((Err(ending), _)) | futures::future::Either::Right((Err(ending), _)) => {
                     ending
@@ -270,8 +278,8 @@ impl TcpQueuePair {
                     continue;
                 }
                 Frame::Padding { len } => {
-                    let allowed = usize::try_from(len).ok().filter(|len| *len <= PADDING_MAX - padding);
-                    let len = allowed.ok_or(EndReason::Protocol("too much padding"))?;
+                    let allowed = usize::try_from(len).ok().filter(|len| (1..=PADDING_MAX - padding).contains(len));
+                    let len = allowed.ok_or(EndReason::Protocol("no padding, or too much"))?;
                     padding += len;
                     from.skip(len).await?;
                     continue;
@@ -465,12 +473,12 @@ impl TcpQueuePair {
     async fn write_frames(
         &self,
         to: &mut Outgoing,
-        padded: Option<Duration>,
+        padding: Option<Padding>,
     ) -> Result<std::convert::Infallible, EndReason> {
         let mut closed = self.meeting.closed();
         let mut to = Writer { to, closed: &mut closed };
-        if let Some(round_trip) = padded {
-            self.pad(&mut to, round_trip).await?;
+        if let Some(padding) = padding {
+            self.pad(&mut to, padding).await?;
         }
         let mut batch = WriteBatch { headers: Vec::with_capacity(HEADERS_LEN), ..WriteBatch::default() };
         loop {
@@ -500,21 +508,29 @@ impl TcpQueuePair {
         }
     }
 
-    /// Returns the round trip of a connection on which padding precedes the first request.
-    fn padded_round_trip(&self, stream: &TcpStream) -> Option<Duration> {
-        let warms_up = self.config.warm_up && !self.on_host.load(Ordering::Relaxed);
-        tcp_round_trip(stream).filter(|round_trip| warms_up && *round_trip >= self.shared.config.padded_from)
+    /// Returns how padding precedes the first request, if it does on this connection.
+    fn padding(&self, stream: &TcpStream) -> Option<Padding> {
+        if !self.config.warm_up || self.on_host.load(Ordering::Relaxed) {
+            return None;
+        }
+        let interval = tcp_round_trip(stream).filter(|round_trip| *round_trip >= self.shared.config.padded_from)?;
+        Some(Padding { interval, socket: socket2::SockRef::from(stream).try_clone().ok()? })
     }
 
     /// Writes padding until there is something else to write: each time as much as TCP lets out in one round trip.
-    async fn pad(&self, to: &mut Writer<'_>, round_trip: Duration) -> Result<(), EndReason> {
+    async fn pad(&self, to: &mut Writer<'_>, Padding { interval, socket }: Padding) -> Result<(), EndReason> {
         let (mut len, mut left) = (PADDING_FIRST, PADDING_MAX);
         while left >= len && !self.posted.has_sends() && !self.posted.is_broken() && lock(&self.responses).is_empty() {
-            to.write_both(&Frame::Padding { len: len as u64 }.encode(), &PADDING[..len]).await?;
+            to.write_both(&Frame::Padding { len: len as u64 }.encode(), &ZEROS[..len]).await?;
+            let changed = self.posted.sends_changed();
+            let _ = tokio::time::timeout(interval, changed).await;
+            // On a slow path, more would only wait in queues, and blocks behind it.
+            let piece = (len + Frame::LEN + SEGMENT) as u64;
+            if tcp_unacknowledged(&socket).is_none_or(|bytes| bytes > piece) {
+                break;
+            }
             left -= len;
             len *= 2;
-            let changed = self.posted.sends_changed();
-            let _ = tokio::time::timeout(round_trip, changed).await;
         }
         Ok(())
     }
@@ -650,6 +666,8 @@ const RESPONSES_MAX: usize = 16 << 10;
 const PADDING_FIRST: usize = 14 << 10;
 /// Most bytes of padding on a connection: those of three round trips.
 const PADDING_MAX: usize = 7 * PADDING_FIRST;
-static PADDING: [u8; 4 * PADDING_FIRST] = [0; 4 * PADDING_FIRST];
+static ZEROS: [u8; 4 * PADDING_FIRST] = [0; 4 * PADDING_FIRST];
+/// Longest segment of TCP on usual networks.
+const SEGMENT: usize = 1460;
 /// How long a connection that carries a refusal waits for the peer to close it.
 const REFUSAL_LINGER: Duration = Duration::from_secs(2);

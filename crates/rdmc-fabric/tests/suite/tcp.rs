@@ -113,6 +113,7 @@ async fn a_peer_that_breaks_the_protocol_breaks_its_queue_pair_alone() {
         (header(4, 2, 0), Ok(()), "more acknowledgements than requests"),
         (header(5, 0, 1), Err(WorkError::Protocol), "a read response to a send"),
         (header(6, 9, 0), Err(WorkError::Protocol), "a refusal without a reason"),
+        (header(8, 0, 0), Err(WorkError::Protocol), "padding without a byte"),
     ];
     let (fabric, listener) = listening().await;
     for (frame, outcome, what) in violations {

@@ -163,6 +163,8 @@ fn what_is_in_place_needs_room_for_some_files_only() {
         let reserved = store.reserve(&manifest).unwrap();
         let within = |free| reserved.clone().within(&manifest, || Ok(free));
         assert!(!within((7 + four) * unit).unwrap().receives_one_by_one());
+        let least = reserved.bytes_needed(&manifest, [1]);
+        assert_eq!(least, [107 * unit]);
         if four > 100 {
             // One file at a time needs least.
             let [almost, least] = [7 + four - 1, 7 + 100].map(|files| within(files * unit).unwrap());
@@ -171,6 +173,45 @@ fn what_is_in_place_needs_room_for_some_files_only() {
         let error = within(107 * unit - 1).unwrap_err().to_string();
         assert!(error.contains("do not fit into the"), "{error}");
     }
+}
+
+#[test]
+fn short_files_take_their_places_until_one_cannot_and_the_next_transfer_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = |name: &&str| match *name {
+        "d" => entry(&["d"], EntryKind::Directory, 0o700),
+        "e" => entry(&["d", "e"], EntryKind::File { size: 2 }, 0o640),
+        name => entry(&[name], EntryKind::File { size: 2 }, 0o640),
+    };
+    let manifest = Manifest { entries: ["d", "e", "f", "g", "h"].iter().map(named).collect() };
+    let files: Vec<_> = manifest.files().map(|(entry, size)| (entry.clone(), size)).collect();
+    let transfer = || store(&dir, true).for_transfer(&manifest, false);
+    let first = transfer();
+    first.make_directories(&manifest).unwrap();
+    std::fs::write(dir.path().join("g"), "other").unwrap();
+    let (placed, outcome) = first.place_all(&files, b"eeffgghh");
+    let problem = outcome.unwrap_err().to_string();
+    assert!(placed == 2 && problem.contains("g exists"), "{placed} {problem}");
+    assert_eq!(std::fs::read(dir.path().join("d/e")).unwrap(), b"ee");
+    let found = std::fs::metadata(dir.path().join("f")).unwrap();
+    assert_eq!((found.mode() & 0o777, found.mtime()), (0o640, 1_000_000_000));
+    drop(first);
+    // Nothing but the mark of the transfer is left, so that the next one compares.
+    assert_eq!(std::fs::read_dir(dir.path().join(partial::DIR)).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4);
+    std::fs::remove_file(dir.path().join("g")).unwrap();
+    let store = store(&dir, true);
+    assert!(store.has_parts());
+    store.check(&manifest).unwrap();
+    let second = store.for_transfer(&manifest, true);
+    let mut known = [b'.'; 8];
+    assert!(second.read_known(&files, &mut known).unwrap());
+    assert_eq!(known, *b"eeff....");
+    let (placed, outcome) = second.place_all(&files, b"eeffgghh");
+    assert_eq!((placed, outcome), (4, Ok(())));
+    second.done();
+    drop((store, second));
+    assert!(!dir.path().join(partial::DIR).exists());
 }
 
 #[test]
