@@ -111,7 +111,7 @@ impl fmt::Display for Line<'_> {
                 let (said_files, receivers) = (count(*files, "file"), count(*receivers, "receiver"));
                 write!(f, "{said_files}, {} to {receivers} in {seconds:.2} s", ByteSize(*bytes))?;
                 let travelled = match received {
-                    Some(received) => Travelled::here(*received, *files),
+                    Some(received) => Travelled::Here(*received),
                     None => Travelled::from_here(self.travelled),
                 };
                 write!(f, "{}", travelled.of(*bytes, *seconds))?;
@@ -134,11 +134,6 @@ enum Travelled {
 }
 
 impl Travelled {
-    /// At a receiver that has received so many bytes, a digest for each file included.
-    fn here(received: u64, files: u64) -> Self {
-        Self::Here(received.saturating_sub(files.saturating_mul(DIGEST_LEN)))
-    }
-
     fn from_here(seen: Option<u64>) -> Self {
         Self::FromHere(seen.unwrap_or(0))
     }
@@ -447,8 +442,6 @@ const JSON_INTERVAL: Duration = Duration::from_millis(500);
 const PEERS_SHOWN_MAX: usize = 4;
 /// Name of a peer whose address is not known.
 const SOMEBODY: &str = "an unknown host";
-/// Bytes of the digest that follows each file.
-const DIGEST_LEN: u64 = 32;
 
 #[cfg(test)]
 mod tests {
@@ -458,9 +451,9 @@ mod tests {
     fn a_rate_is_said_only_of_bytes_that_have_travelled() {
         let bytes = 8 << 20;
         let said = |travelled: Travelled| travelled.of(bytes, 2.0);
-        assert_eq!(said(Travelled::here(bytes + 64, 2)), ", 4.0 MiB/s each");
-        assert_eq!(said(Travelled::here(32, 1)), "; 8 MiB were already here");
-        assert_eq!(said(Travelled::here((1 << 20) + 32, 1)), "; 7 MiB were already here");
+        assert_eq!(said(Travelled::Here(bytes)), ", 4.0 MiB/s each");
+        assert_eq!(said(Travelled::Here(0)), "; 8 MiB were already here");
+        assert_eq!(said(Travelled::Here(1 << 20)), "; 7 MiB were already here");
         assert_eq!(said(Travelled::from_here(Some(bytes - 1))), ", 4.0 MiB/s each");
         assert_eq!(said(Travelled::from_here(Some(1 << 20))), "");
         assert_eq!(said(Travelled::from_here(None)), "");

@@ -67,14 +67,18 @@ impl Parts {
         Self { root }
     }
 
-    /// Returns the bytes that interrupted transfers have left and no transfer uses; `None` if there is nothing.
+    /// Returns the bytes that interrupted transfers have left for later ones, and that no transfer uses; `None` if there
+    /// is nothing.
     pub(crate) fn kept(&self) -> Option<u64> {
         let (mut count, mut bytes) = (0, 0);
-        self.visit_unused(any, |_, found| {
-            count += 1;
-            bytes += found.blocks() * 512;
-            false
-        });
+        self.visit_unused(
+            |name| !is_stray(name),
+            |_, found| {
+                count += 1;
+                bytes += found.blocks() * 512;
+                false
+            },
+        );
         (count > 0).then_some(bytes)
     }
 

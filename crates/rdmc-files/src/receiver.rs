@@ -16,7 +16,7 @@ use rdmc::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::announcement::{Announcement, CLOSED_EARLY, Conclusion, Medium, Reply};
+use crate::announcement::{Announcement, CLOSED_EARLY, Conclusion, DIGEST_LEN, Medium, Reply};
 use crate::arrivals::take_files;
 use crate::blame::{peers, refusal};
 use crate::driven::Driven;
@@ -28,7 +28,7 @@ use crate::racks::RECEIVERS_MAX;
 use crate::size::{ByteSize, PAGE, POOL_BYTES_DEFAULT};
 use crate::stop::{Stop, StopHandle};
 use crate::store::Store;
-use crate::units::Unit;
+use crate::units::{Unit, Units};
 use crate::wording::Wording;
 use crate::words::printable;
 
@@ -383,7 +383,8 @@ impl Sessions {
             store.done();
             drop(store);
             let seconds = begun.elapsed().as_secs_f64();
-            let received = Some(node.stats().bytes_received - before);
+            let digests = Units::of(&manifest).len() * DIGEST_LEN;
+            let received = Some((node.stats().bytes_received - before).saturating_sub(digests as u64));
             events.say(Event::Done { receivers, files, bytes, skipped: 0, seconds, received });
             Ok(())
         };

@@ -5,12 +5,13 @@ use std::collections::VecDeque;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use rdmc::{DigestHasher, Memory, Message, Node};
+use rustix::fs::OFlags;
 
 use crate::announcement::{DIGEST_LEN, UNDER_WAY_MAX};
 use crate::blame::FailedPeer;
@@ -112,7 +113,7 @@ impl SourceTree {
                 return Ok(());
             }
             // Fails before a receiver is invited.
-            return File::open(&at).map(drop).with_context(|| format!("{}", at.display()));
+            return open_at_once(&at).map(drop).with_context(|| format!("{}", at.display()));
         }
         let listed = std::fs::read_dir(&at).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let mut listed = match listed {
@@ -172,6 +173,11 @@ impl SourceTree {
     }
 }
 
+/// Opens a file to be read. A pipe that has taken its place does not wait for a writer.
+fn open_at_once(path: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)
+}
+
 /// A file that is open to be sent. It was not changed between finding and opening it.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
@@ -186,7 +192,7 @@ impl SourceFile {
     /// Opens a file, which messages call `shown`.
     pub(crate) fn open(path: &Path, shown: PathBuf, entry: &Entry, size: u64) -> Result<Self, Problem> {
         let named = || format!("{}", shown.display());
-        let file = File::open(path).map_err(|error| match error.kind() {
+        let file = open_at_once(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => changed(&shown, "it was deleted"),
             _ => Problem::from(error).context(named()),
         })?;
@@ -489,6 +495,10 @@ mod tests {
         let gone = TransferError::from(SourceFile::open(at, at.to_owned(), entry, size).unwrap_err());
         assert!(gone.code() == 5 && gone.to_string().contains(&path.display().to_string()), "{gone}");
         assert!(gone.to_string().contains("it was deleted"), "{gone}");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let pipe = TransferError::from(SourceFile::open(at, at.to_owned(), entry, size).unwrap_err());
+        assert!(pipe.code() == 5 && pipe.to_string().contains("it is no longer a file"), "{pipe}");
     }
 
     #[test]

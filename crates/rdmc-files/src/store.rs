@@ -462,7 +462,7 @@ impl Store {
         // The file exists as long as it is open.
         let before = before.map(IncomingFile::remove).transpose()?;
         // A part cannot be moved to another file system.
-        let near = parent.dir_metadata()?.dev() == self.dir.dir_metadata()?.dev();
+        let near = are_near(&parent, &self.dir)?;
         // An empty file has no part.
         let part = match self.mark.is_some() && near && size > 0 {
             true => self.parts.open(entry, size).or_else(|_| Part::elsewhere(&parent))?,
@@ -578,6 +578,11 @@ impl Store {
     }
 }
 
+/// Tells whether two directories are in one file system.
+fn are_near(one: &Dir, other: &Dir) -> io::Result<bool> {
+    Ok(one.dir_metadata()?.dev() == other.dir_metadata()?.dev())
+}
+
 /// Opens a file, if its size and time are those of the entry.
 fn open_the_same(dir: &Dir, path: &Path, entry: &Entry, size: u64) -> Option<std::fs::File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
@@ -642,9 +647,7 @@ impl Places<'_> {
         if self.last.as_ref().is_none_or(|last| last.path != path) {
             self.sync().map_err(|problem| io::Error::other(problem.reason()))?;
             let dir = self.store.parent(&path)?;
-            let dev = |dir: &Dir| dir.dir_metadata().map(|found| found.dev());
-            let near =
-                self.parts.as_ref().is_some_and(|parts| dev(parts).is_ok_and(|it| dev(&dir).is_ok_and(|of| of == it)));
+            let near = self.parts.as_ref().map_or(Ok(false), |parts| are_near(parts, &dir))?;
             self.last = Some(Place { path, dir, near });
         }
         let Place { dir, near, .. } = self.last.as_ref().expect("it was just found");

@@ -54,9 +54,8 @@ impl Units {
     /// Returns for how many bytes to choose algorithm and block size: those of the longest unit. If most bytes are in
     /// packs, those of all units, because the messages of packs overlap.
     pub(crate) fn planned_bytes(&self) -> u64 {
-        let sum =
-            |units: &mut dyn Iterator<Item = &Unit>| units.fold(0, |sum: u64, unit| sum.saturating_add(unit.bytes));
-        let (packed, all) = (sum(&mut self.iter().filter(|unit| unit.is_pack())), sum(&mut self.iter()));
+        let all: u64 = self.iter().map(|unit| unit.bytes).sum();
+        let packed: u64 = self.iter().filter(|unit| unit.is_pack()).map(|unit| unit.bytes).sum();
         if packed > all / 2 { all.min(PLANNED_BYTES_MAX).max(self.longest()) } else { self.longest() }
     }
 

@@ -91,9 +91,6 @@ fn bytes_received(said: &str) -> u64 {
     done["received"].as_u64().expect("a receiver says how much has come")
 }
 
-/// Bytes that travel besides blocks: a digest for each file.
-const DIGESTS: u64 = 32 * FILES;
-
 #[test]
 fn who_was_killed_takes_only_what_it_lacks_when_it_is_started_again() {
     let source = TempDir::new().unwrap();
@@ -108,8 +105,7 @@ fn who_was_killed_takes_only_what_it_lacks_when_it_is_started_again() {
     assert_eq!(lacked[..2], [0, 0]);
     assert!(lacked[2] > 0 && lacked[2] <= 2 * FILE_LEN as u64, "{lacked:?}");
     let received = send_again(&files, &source, dirs);
-    let due: Vec<u64> = lacked.iter().map(|lacked| lacked + DIGESTS).collect();
-    assert_eq!(received, due);
+    assert_eq!(received, lacked);
 }
 
 #[test]
@@ -121,7 +117,7 @@ fn who_was_ended_by_a_signal_takes_only_what_it_lacks_when_it_is_started_again()
     assert_eq!(exit, 130, "{said}");
     let lacked = lacking(&source, dir.path());
     assert!(lacked > 0 && lacked <= 2 * FILE_LEN as u64, "{lacked}");
-    assert_eq!(send_again(&files, &source, vec![dir]), [lacked + DIGESTS]);
+    assert_eq!(send_again(&files, &source, vec![dir]), [lacked]);
 }
 
 /// The block size may differ from the one before, because it depends on the receivers and the files. Then whole files
@@ -134,7 +130,7 @@ fn parts_are_of_use_whatever_the_block_size_is_next_time() {
     let (_, _, dir) = end(victim);
     let lacked = lacking(&source, dir.path());
     let received = send_again_by(&files, &source, vec![dir], "auto")[0];
-    assert!((lacked + DIGESTS..=2 * FILE_LEN as u64 + DIGESTS).contains(&received), "{received}, {lacked}");
+    assert!((lacked..=2 * FILE_LEN as u64).contains(&received), "{received}, {lacked}");
 }
 
 /// A stopped receiver is evicted. When it runs again, it gets the rest from another receiver's files.
@@ -153,7 +149,7 @@ fn who_was_evicted_takes_what_it_lacks_from_any_holder() {
     assert!(lacked > 0 && lacked <= 2 * FILE_LEN as u64, "{lacked}");
     let holder = others[1].dir.path();
     let held: Vec<PathBuf> = (0..FILES).map(|number| holder.join(number.to_string())).collect();
-    assert_eq!(send_again(&held, &source, vec![dir]), [lacked + DIGESTS]);
+    assert_eq!(send_again(&held, &source, vec![dir]), [lacked]);
 }
 
 /// A receiver compares its parts with the sender's files, so a file that has changed arrives in its new version.
@@ -167,7 +163,7 @@ fn parts_of_another_version_of_a_file_do_no_harm() {
     second[..1000].fill(7);
     std::fs::write(&files[1], &second).unwrap();
     let received = send_again(&files, &source, vec![dir]);
-    assert!(received[0] >= 1000 + DIGESTS, "{received:?}");
+    assert!(received[0] >= 1000, "{received:?}");
 }
 
 #[test]
@@ -182,7 +178,7 @@ fn one_that_keeps_no_parts_takes_everything_again() {
     let (exit, said, dir) = end(receiver);
     assert_eq!(exit, 130, "{said}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    assert_eq!(send_again(&files, &source, vec![dir]), [FILE_LEN as u64 + 32]);
+    assert_eq!(send_again(&files, &source, vec![dir]), [FILE_LEN as u64]);
     let help = finish(command(&["recv", "--help"]).spawn().unwrap());
     assert!(text(&help.stdout).contains("--discard-parts"));
 }
@@ -220,9 +216,9 @@ fn of_short_files_only_those_that_are_not_in_place_travel_again() {
         });
         bytes_received(&said)
     });
-    // All are in one message, with one digest. Blocks that are partly there travel.
+    // Blocks that are partly there travel.
     let blocks = (22 * LEN).div_ceil(BLOCK_SIZE) - 17 * LEN / BLOCK_SIZE;
-    assert_eq!(received, [32, (blocks * BLOCK_SIZE) as u64 + 32]);
+    assert_eq!(received, [0, (blocks * BLOCK_SIZE) as u64]);
 }
 
 #[test]
@@ -250,6 +246,6 @@ fn files_in_place_on_a_small_disk_need_room_for_one_of_them() {
     let events = said.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let done = events.filter(|event| event["event"] == "done");
     let received: Vec<_> = done.map(|event| event["received"].as_u64().unwrap()).collect();
-    let (all, digests) = (FILES << 20, 32 * FILES);
-    assert_eq!(received, [all + digests, all + digests, digests], "{said}");
+    let all = FILES << 20;
+    assert_eq!(received, [all, all, 0], "{said}");
 }

@@ -1,4 +1,4 @@
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::Path;
 
 use super::*;
@@ -187,4 +187,16 @@ fn old_parts_are_removed_unless_somebody_uses_them() {
     drop(part);
     parts.remove_unused(Duration::ZERO);
     assert!(!dir.path().join(DIR).exists());
+}
+
+/// As a process leaves it that is killed while it stores short files.
+#[test]
+fn a_stray_beside_parts_is_of_no_use_to_a_later_transfer() {
+    let dir = tempfile::tempdir().unwrap();
+    let parts = parts(dir.path());
+    std::fs::DirBuilder::new().mode(0o700).create(dir.path().join(DIR)).unwrap();
+    std::fs::write(dir.path().join(DIR).join(".rdmc-0123456789abcdef.part"), "x").unwrap();
+    assert_eq!(parts.kept(), None);
+    std::fs::write(dir.path().join(DIR).join("some.transfer"), "").unwrap();
+    assert_eq!(parts.kept(), Some(0));
 }
