@@ -129,8 +129,8 @@ pub enum Event {
         skipped: usize,
         /// Duration since the beginning.
         seconds: f64,
-        /// Only at a receiver: bytes of the files that have arrived. It is less than `bytes` if the receiver had parts of
-        /// files.
+        /// Only at a receiver: bytes of the files that have arrived. It is less than `bytes` if the receiver had parts
+        /// of files.
         #[serde(skip_serializing_if = "Option::is_none")]
         received: Option<u64>,
     },

@@ -67,8 +67,8 @@ impl Parts {
         Self { root }
     }
 
-    /// Returns the bytes that interrupted transfers have left for later ones, and that no transfer uses; `None` if there
-    /// is nothing.
+    /// Returns the bytes that interrupted transfers have left for later ones, and that no transfer uses; `None` if
+    /// there is nothing.
     pub(crate) fn kept(&self) -> Option<u64> {
         let (mut count, mut bytes) = (0, 0);
         self.visit_unused(
