@@ -16,10 +16,14 @@ use crate::fleet::{Campaign, Draw, Fleet, Host, file, judge};
 fn whoever_is_killed_or_stopped_at_any_moment_is_named_by_all_others() {
     let source = TempDir::new().unwrap();
     let path = file(&source, FILE_BYTES);
-    let begun = Instant::now();
-    let quiet = Fleet::start(&vec![Host::default(); 4], &path, &OPTIONS).end();
-    assert_eq!(judge(&quiet, &BTreeSet::new(), &path), Ok(true));
-    let span = begun.elapsed();
+    let quiet = || {
+        let begun = Instant::now();
+        let ends = Fleet::start(&vec![Host::default(); 4], &path, &OPTIONS).end();
+        assert_eq!(judge(&ends, &BTreeSet::new(), &path), Ok(true));
+        begun.elapsed()
+    };
+    // After a slow one alone, harm would come when most transfers have ended.
+    let span = quiet().min(quiet()).min(quiet());
     Campaign::of("RDMC_ROUNDS", ROUNDS).play(LANES, |_, seed| Round::draw(seed, span).play(&path));
 }
 
