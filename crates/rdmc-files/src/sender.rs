@@ -352,7 +352,7 @@ impl Settings {
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
         let Started { node, fabric, delta, announcement, path } = tokio::select! {
-            started = self.start(&offered, &source, &list, limit) => started?,
+            started = self.start(&offered, &source, &units, &list, limit) => started?,
             () = stop.due() => return Err(stopped()),
         };
         let nodes = (0..members).map(NodeId).collect();
@@ -387,6 +387,7 @@ impl Settings {
         &self,
         offered: &OfferedFabrics,
         source: &SourceTree,
+        units: &Units,
         list: &[u8],
         limit: Duration,
     ) -> Result<Started, Problem> {
@@ -400,7 +401,7 @@ impl Settings {
         let port_rate = self.builder.port_rate.or_else(known).unwrap_or_default();
         let path = Path { port_rate, round_trip: round_trip.unwrap_or_default() };
         let (of_sender, members) = (reached.round_trips(), receivers.members());
-        let announcement = self.announcement(source, list, path)?;
+        let announcement = self.announcement(source, units, list, path)?;
         let transfer = Duration::from_secs_f64(announcement.bytes as f64 / path.port_rate.bytes_per_second());
         let finds_racks = self.builder.algorithm.is_none() && self.builder.racks == RackSelection::Find;
         // If one was not reached, the invitation fails anyway.
@@ -408,7 +409,7 @@ impl Settings {
         let asks_round_trips =
             finds_racks && all_reached && racks::is_worth_a_round_trip(&of_sender, reached.peer_addresses(), transfer);
         let announcement = Announcement { asks_round_trips, ..announcement };
-        let planned = Units::of(&source.manifest).planned_bytes();
+        let planned = units.planned_bytes();
         let conclude = |replies: &BTreeMap<NodeId, Bytes>| {
             let replies = replies.iter().map(|(node, reply)| (*node, Reply::decode(reply))).collect::<BTreeMap<_, _>>();
             let delta = replies.values().any(|reply| reply.has_parts);
@@ -445,9 +446,14 @@ impl Settings {
     }
 
     /// Announces the files, and how their blocks will travel.
-    fn announcement(&self, source: &SourceTree, list: &[u8], path: Path) -> Result<Announcement, Problem> {
+    fn announcement(
+        &self,
+        source: &SourceTree,
+        units: &Units,
+        list: &[u8],
+        path: Path,
+    ) -> Result<Announcement, Problem> {
         let FileSenderBuilder { algorithm, block_size, racks, on_failure, .. } = &self.builder;
-        let units = Units::of(&source.manifest);
         let (members, longest) = (self.receivers.members(), units.longest());
         let max = GroupSpec::BLOCKS_MAX;
         if let Some(block_size) = block_size.filter(|bytes| longest > u64::from(*bytes) * u64::from(max)) {
