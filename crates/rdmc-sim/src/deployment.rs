@@ -150,24 +150,27 @@ impl Deployment {
         world: &World,
         prepare: impl Fn(NodeBuilder) -> NodeBuilder,
     ) -> Result<Self, DeploymentError> {
-        let cluster = Cluster::new(world.nodes().map(|node| (node.0, address(node))));
-        let started = world.nodes().map(|node| {
-            let builder = Node::builder(NodeId(node.0), cluster.clone())
-                .fabric(world.fabric(node))
-                .connect_limit(CONNECT_LIMIT)
-                .completion_capacity(u32::MAX);
-            // The highest node first, since the others connect to it: so no node refuses a connection for too many at
-            // once.
-            let delay = START_INTERVAL * (world.model().nodes - 1 - node.0);
-            let starting = prepare(builder).start();
-            async move {
-                world.sleep(delay).await;
-                on_node(world, node, starting).await
-            }
+        let starting = prepared(world, prepare).map(|(node, delay, builder)| async move {
+            world.sleep(delay).await;
+            on_node(world, node, builder.start()).await
         });
-        let nodes = try_join_all(started).await?;
-        let nodes = nodes.into_iter().collect::<Result<_, _>>()?;
+        let nodes = try_join_all(starting).await?.into_iter().collect::<Result<_, _>>()?;
         Ok(Self { world: world.clone(), nodes })
+    }
+
+    /// Does the same, but does not wait until the nodes are connected.
+    pub(crate) async fn start_joining_with(
+        world: &World,
+        prepare: impl Fn(NodeBuilder) -> NodeBuilder,
+    ) -> Result<Self, DeploymentError> {
+        let starting = prepared(world, prepare).map(|(node, delay, builder)| async move {
+            world.sleep(delay).await;
+            let (started, joining) = on_node(world, node, builder.start_joining()).await??;
+            // If it fails, the node's groups do.
+            world.spawn_on(node, Box::pin(async { _ = joining.await }));
+            Ok::<_, DeploymentError>(started)
+        });
+        Ok(Self { world: world.clone(), nodes: try_join_all(starting).await? })
     }
 
     /// Returns the world.
@@ -333,6 +336,22 @@ pub(crate) fn scale_for(block_sizes: &[u64], shortest_message: u64) -> u64 {
     let smallest = block_sizes.iter().copied().min().unwrap_or(1).min(shortest_message);
     let divides = |scale: &u64| block_sizes.iter().all(|size| size.is_multiple_of(*scale));
     (1..=smallest / PAYLOAD_OF_A_BLOCK).rev().find(divides).unwrap_or(1)
+}
+
+/// Returns the builders of all nodes, each with the time after which it is to start.
+fn prepared(
+    world: &World,
+    prepare: impl Fn(NodeBuilder) -> NodeBuilder,
+) -> impl Iterator<Item = (NodeIndex, Duration, NodeBuilder)> {
+    let cluster = Cluster::new(world.nodes().map(|node| (node.0, address(node))));
+    world.nodes().map(move |node| {
+        let builder = Node::builder(NodeId(node.0), cluster.clone())
+            .fabric(world.fabric(node))
+            .connect_limit(CONNECT_LIMIT)
+            .completion_capacity(u32::MAX);
+        // The highest node first, since the others connect to it: so no node refuses a connection for too many at once.
+        (node, START_INTERVAL * (world.model().nodes - 1 - node.0), prepare(builder))
+    })
 }
 
 /// Runs a future on a node and returns its output.

@@ -93,7 +93,7 @@ pub use invite::{Invitation, InvitationWithdrawn, InviteOptions, ReachedListener
 pub use invite_failure::{InviteError, InviteFailure};
 pub use mesh::listener::{Bind, Listener};
 pub use mesh::members::{MemberEvent, MemberEvents};
-pub use node::{Node, NodeBuilder, Shutdown, StartError};
+pub use node::{Joining, Node, NodeBuilder, Shutdown, StartError};
 pub use pool::PoolError;
 pub use rdmc_fabric::{
     AllocatingAhead, Buffer, BufferMut, Capabilities, CompletionMode, Elapsed, Fabric, FabricError, MemFabric,

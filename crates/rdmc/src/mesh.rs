@@ -52,7 +52,8 @@ struct MeshShared {
     detection: Duration,
     peers: PeerSecurity,
     state: Mutex<MeshState>,
-    /// Counts connections made or lost, and failed for want of descriptors; and groups and subscriptions that begin.
+    /// Counts connections opened, made or lost, and failed for want of descriptors; and groups and subscriptions that
+    /// begin.
     changes: watch::Sender<u64>,
     /// Other nodes have begun a check of liveness.
     check_now: Notify,
@@ -63,6 +64,8 @@ struct MeshState {
     links: BTreeMap<NodeId, Link>,
     next_serial: u64,
     groups: Groups,
+    /// The nodes to which this one has opened connections.
+    reached: BTreeMap<NodeId, Reached>,
     /// The nodes that were ever connected.
     histories: BTreeMap<NodeId, LinkHistory>,
     /// Counts connections made or lost.
@@ -90,11 +93,17 @@ struct Link {
     serial: u64,
     outgoing: Arc<Outbox>,
     address: Option<IpAddr>,
-    /// The operating system's measurement when the connection was made; `None` if it does not measure.
-    round_trip: Option<Duration>,
     liveness: Liveness,
     /// Ends the connection.
     cut: mpsc::Sender<FailureCause>,
+}
+
+/// A node that takes connections, as seen when the last one was opened.
+#[derive(Clone, Copy)]
+struct Reached {
+    address: Option<IpAddr>,
+    /// The operating system's measurement; `None` if it does not measure.
+    round_trip: Option<Duration>,
 }
 
 /// An event of the mesh, for a group.
@@ -220,13 +229,9 @@ impl Mesh {
     /// Returns where a node listens, if the round trip to it is known and takes at least so long. Only for a node to
     /// which this one opens the connections.
     pub(crate) fn distant_peer(&self, node: NodeId, at_least: Duration) -> Option<SocketAddr> {
-        let (_, port) = self.0.members.get(&node).filter(|_| node > self.0.me)?.rsplit_once(':')?;
-        let (ip, round_trip) = {
-            let state = self.lock();
-            let link = state.links.get(&node)?;
-            (link.address?, link.round_trip?)
-        };
-        (round_trip >= at_least).then_some(SocketAddr::new(ip, port.parse().ok()?))
+        let (_, port) = self.0.members.get(&node)?.rsplit_once(':')?;
+        let Reached { address, round_trip } = self.lock().reached.get(&node).copied()?;
+        (round_trip? >= at_least).then_some(SocketAddr::new(address?, port.parse().ok()?))
     }
 
     /// Waits until every other node is connected.
@@ -243,9 +248,30 @@ impl Mesh {
         }
     }
 
+    /// Waits until a node is connected, or this one has opened a connection to it.
+    pub(crate) async fn contact_with(&self, node: NodeId) {
+        self.until(|state| state.reached.contains_key(&node) || state.links.contains_key(&node)).await;
+    }
+
     /// Waits until a node is connected.
     pub(crate) async fn connection_to(&self, node: NodeId) {
         self.until(|state| state.links.contains_key(&node)).await;
+    }
+
+    /// Waits until all these nodes are connected, or were and are lost.
+    pub(crate) async fn connections_to(&self, nodes: &[NodeId]) {
+        let was_met = |state: &MeshState, node| node == self.0.me || state.histories.contains_key(&node);
+        self.until(|state| nodes.iter().all(|&node| was_met(state, node))).await;
+    }
+
+    /// Waits until this node leaves.
+    pub(crate) async fn left(&self) {
+        self.until(|state| state.leaving).await;
+    }
+
+    /// Tells whether a node is this one, or is connected.
+    pub(crate) fn is_connected(&self, node: NodeId) -> bool {
+        node == self.0.me || self.lock().links.contains_key(&node)
     }
 
     /// Waits until this process could not open a connection because it has too many descriptors open.
@@ -334,6 +360,9 @@ impl Mesh {
             Some(Ok(open)) => open.stream,
             _ => environment.connect(address).await.map_err(name)?,
         };
+        let reached = Reached { address: stream.peer_address(), round_trip: stream.round_trip() };
+        self.lock().reached.insert(peer, reached);
+        self.0.changes.send_modify(|count| *count += 1);
         let mut stream = self.0.peers.secure(environment, stream, peer, address).await.map_err(name)?;
         let MeshShared { cluster, me: from, incarnation, .. } = *self.0;
         let hello = Frame::Hello { version: PROTOCOL_VERSION, cluster, from, to: peer, incarnation };
@@ -371,13 +400,13 @@ impl Mesh {
 
     /// Serves one connection until it ends, then tells the groups that its node is lost.
     async fn run_link(&self, stream: Box<dyn ControlStream>, peer: NodeId, incarnation: u64) {
-        let (address, round_trip) = (stream.peer_address(), stream.round_trip());
+        let address = stream.peer_address();
         let (from, to) = tokio::io::split(stream);
         let (outgoing, writer) = outbox::open(to);
         let (cut, mut cuts) = mpsc::channel(1);
         let liveness = Liveness::default();
         let heard = liveness.heard();
-        let link = Link { serial: 0, outgoing, address, round_trip, liveness, cut };
+        let link = Link { serial: 0, outgoing, address, liveness, cut };
         let (serial, begun) = {
             let mut state = self.lock();
             let state = &mut *state;
@@ -514,7 +543,9 @@ impl Mesh {
     pub(crate) fn open_group(&self, group: GroupId, members: &Arc<[NodeId]>) -> Option<Inbox> {
         let mut state = self.lock();
         let (mut early, events, lost_early_frames) = state.groups.open(group, members)?;
-        let lost = members.iter().filter(|node| **node != self.0.me && !state.links.contains_key(*node));
+        // A group waits for nodes that were never connected.
+        let lost = |node: &&NodeId| state.histories.contains_key(*node) && !state.links.contains_key(*node);
+        let lost = members.iter().filter(lost);
         early.extend(lost.map(|&node| GroupEvent::Lost(node, FailureCause::ConnectionLost)));
         drop(state);
         self.0.changes.send_modify(|count| *count += 1);

@@ -7,13 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::FutureExt;
-use futures::stream::StreamExt;
-use rdmc_fabric::{
-    BufferMut, Capabilities, CompletionMode, ControlStream, Environment, Fabric, FabricError, Memory, MemoryRegion,
-};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::mpsc;
+use rdmc_fabric::{BufferMut, Capabilities, CompletionMode, Fabric, FabricError, Memory, MemoryRegion};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::cluster::Cluster;
 use crate::detection::{DETECTION_MAX, DETECTION_MIN, check_detection};
@@ -34,12 +29,14 @@ use crate::resources::{GroupEnding, NodeResources, OpenGroups};
 use crate::round_trips::RoundTrips;
 use crate::security::{PeerSecurity, Security};
 use crate::stats::{NodeStats, Refusals};
-use crate::wire::{self, Frame};
 use rdmc_fabric::Scope;
 
 mod error;
+mod joining;
 
 pub use error::StartError;
+use joining::InvitationStreams;
+pub use joining::Joining;
 
 /// Prepares a node; made by [`Node::builder`], [`invite`](crate::invite) or an accepted invitation.
 pub struct NodeBuilder {
@@ -264,13 +261,45 @@ impl NodeBuilder {
     /// Dropping the future stops everything that it has started.
     ///
     /// # Errors
-    /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::Listen`] also says that
-    /// only one of node and listener has security; [`StartError::Detection`] and [`StartError::DetectionInvited`]
-    /// refuse a detection time; [`StartError::NoFabric`] asks for a fabric.
+    /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::GaveUp`] names one that
+    /// has accepted the invitation and ended since. The others are those of [`start_joining`](Self::start_joining).
     ///
     /// # Panics
     /// If the fabric's [name](rdmc_fabric::Capabilities::name) is invalid.
     pub async fn start(self) -> Result<Node, StartError> {
+        let (node, joining) = self.start_joining().await?;
+        joining.await?;
+        Ok(node)
+    }
+
+    /// Starts the node, and returns it before the other nodes are connected. [`Joining`] waits until they are.
+    ///
+    /// Groups can be created meanwhile. Their members connect to each other as soon as the nodes are connected, so that
+    /// a group forms a round trip sooner than after [`start`](Self::start).
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops everything that it has started.
+    ///
+    /// # Errors
+    /// [`StartError::Listen`] also says that only one of node and listener has security; [`StartError::Detection`] and
+    /// [`StartError::DetectionInvited`] refuse a detection time; [`StartError::NoFabric`] asks for a fabric.
+    ///
+    /// # Panics
+    /// If the fabric's [name](rdmc_fabric::Capabilities::name) is invalid.
+    ///
+    /// # Examples
+    /// A member of a group that starts with its node:
+    /// ```no_run
+    /// # async fn join(invitation: rdmc::Invitation, spec: rdmc::GroupSpec) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (node, joining) = invitation.accept().await?.start_joining().await?;
+    /// let join = async { Ok(node.join_group(spec).await?) };
+    /// let connect = async { Ok::<_, Box<dyn std::error::Error>>(joining.await?) };
+    /// let (receiver, ()) = tokio::try_join!(join, connect)?;
+    /// # drop(receiver);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn start_joining(self) -> Result<(Node, Joining), StartError> {
         let fabric = self.fabric.ok_or(StartError::NoFabric)?;
         check_detection(self.detection)?;
         if let Some(invited) = self.detection_invited.filter(|invited| *invited != self.detection) {
@@ -336,14 +365,8 @@ impl NodeBuilder {
         for peer in mesh.dialled() {
             scope.spawn(mesh.clone().dial(peer, ahead.remove(&peer)));
         }
-        let connected = Box::pin(connected(&*environment, &mesh, self.connect_limit, self.invitation)).await;
-        if let Err(StartError::Unreachable { .. }) = &connected {
-            // Nodes that reach all others may wait for this one in a group already.
-            mesh.leave_unjoined(mesh.isolation()).await;
-        }
-        connected?;
-        tracing::info!(node = %self.me, fabric = capabilities.name, "node started");
         let counters = Arc::default();
+        let (alive, gone) = oneshot::channel();
         let shared = NodeResources {
             mesh,
             fabric,
@@ -356,71 +379,13 @@ impl NodeBuilder {
             groups: OpenGroups::default(),
             round_trips: RoundTrips::default(),
             _listener: listener,
+            _alive: alive,
             scope,
         };
-        Ok(Node(Arc::new(shared)))
+        let shared = Arc::new(shared);
+        let joining = Joining::new(&shared, gone, self.connect_limit, self.invitation);
+        Ok((Node(shared), joining))
     }
-}
-
-/// Connections of an invitation, with the nodes at their other ends.
-pub(crate) type InvitationStreams = Vec<(NodeId, Box<dyn ControlStream>)>;
-
-/// Waits until all nodes are connected. Holds the connections of the invitation until then, unless descriptors lack.
-///
-/// # Errors
-/// Some nodes are missing after `limit`, or a node gives up before it is connected.
-async fn connected(
-    environment: &dyn Environment,
-    mesh: &Mesh,
-    limit: Duration,
-    mut invitation: InvitationStreams,
-) -> Result<(), StartError> {
-    let watched = async {
-        let gave_up = {
-            let watch = invitation.iter_mut().map(|(node, stream)| gives_up(environment, mesh, *node, stream).boxed());
-            let mut gave_up = futures::stream::FuturesUnordered::from_iter(watch);
-            let mut lacking = std::pin::pin!(mesh.out_of_descriptors().fuse());
-            futures::select_biased! {
-                () = lacking => None,
-                gave_up = gave_up.select_next_some() => Some(gave_up),
-            }
-        };
-        if gave_up.is_none() {
-            // The others are not to take the end of the connection for that of this node.
-            let goodbye = wire::encode(&Frame::Goodbye);
-            for (_, stream) in &mut invitation {
-                let _ = stream.write_all(&goodbye).await;
-            }
-            invitation.clear();
-            std::future::pending::<()>().await;
-        }
-        gave_up
-    };
-    futures::select_biased! {
-        connected = std::pin::pin!(environment.timeout(limit, mesh.complete()).fuse()) => connected.map_err(|_| {
-            StartError::Unreachable { missing: mesh.missing(), problem: mesh.problem() }
-        }),
-        gave_up = std::pin::pin!(watched.fuse()) => match gave_up {
-            Some(node) => Err(StartError::GaveUp { node }),
-            None => unreachable!("it waits for ever"),
-        },
-    }
-}
-
-/// Waits until a node closes the connection of the invitation although it is not connected; else for ever.
-async fn gives_up(
-    environment: &dyn Environment,
-    mesh: &Mesh,
-    node: NodeId,
-    stream: &mut Box<dyn ControlStream>,
-) -> NodeId {
-    // A node that says goodbye goes on. One that is connected with all closes the connection, which may be noticed
-    // before its own connection is.
-    let ended = !matches!(stream.read(&mut [0; 1]).await, Ok(1..));
-    if ended && environment.timeout(NOTICED_AFTER, mesh.connection_to(node)).await.is_err() {
-        return node;
-    }
-    std::future::pending().await
 }
 
 impl fmt::Debug for NodeBuilder {
@@ -617,7 +582,5 @@ const COMPLETIONS_DEFAULT: u32 = 1 << 20;
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// The same in a cluster formed by invitation, in which all nodes have just accepted.
 const CONNECT_INVITED_LIMIT: Duration = Duration::from_secs(10);
-/// How long a connection that was made may remain unnoticed.
-const NOTICED_AFTER: Duration = Duration::from_secs(1);
 /// How long it may take to tell the other nodes that this one leaves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);

@@ -18,6 +18,7 @@ mod gateway;
 mod headers;
 mod integrity;
 #[cfg(target_os = "linux")]
+mod joining;
 mod lab;
 mod members;
 mod mistakes;

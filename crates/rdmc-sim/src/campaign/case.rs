@@ -32,6 +32,9 @@ pub struct Case {
     pub faults: Vec<FaultCase>,
     /// When the world is healed, in ns: cuts end, stopped processes continue, and faults no longer happen.
     pub heal_ns: u64,
+    /// Whether groups form while the nodes connect.
+    #[serde(default)]
+    pub joins: bool,
 }
 
 /// A group of a case.

@@ -19,6 +19,7 @@ impl Case {
             groups: Vec::new(),
             faults: Vec::new(),
             heal_ns: spread(&mut random, 10 * MS, 60 * S),
+            joins: false,
         };
         let groups = *random.one_of(&[1, 1, 1, 2, 2, 3]);
         for id in 1..=groups {
@@ -49,6 +50,7 @@ impl Case {
             group.draw_headers(&mut random);
             group.draw_streams(&mut random);
         }
+        case.joins = random.chance(0.3);
         case
     }
 

@@ -161,6 +161,7 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         groups: vec![group],
         faults: Vec::new(),
         heal_ns: HEAL_NS,
+        joins: false,
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use futures::future::{Either, join_all, select};
-use rdmc::{Node, Shutdown};
+use rdmc::{Node, NodeBuilder, Shutdown};
 use rdmc_fabric::Timestamp;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -37,8 +37,14 @@ pub fn play(case: &Case) -> Result<Observation, CaseError> {
     let world = simulation.world().clone();
     let running = Arc::new(RunningCase::new(world.clone(), case));
     let starting = {
-        let (world, pool_bytes_max) = (world.clone(), case.pool_bytes_max);
-        async move { Deployment::start_with(&world, |builder| builder.pool_bytes_max(pool_bytes_max)).await }
+        let (world, pool_bytes_max, joins) = (world.clone(), case.pool_bytes_max, case.joins);
+        async move {
+            let prepare = |builder: NodeBuilder| builder.pool_bytes_max(pool_bytes_max);
+            match joins {
+                true => Deployment::start_joining_with(&world, prepare).await,
+                false => Deployment::start_with(&world, prepare).await,
+            }
+        }
     };
     let limit = Duration::from_nanos(case.heal_ns) + END_LIMIT;
     let outcome = match simulation.run(START_LIMIT, starting) {
@@ -89,7 +95,7 @@ impl RunningCase {
         }
     }
 
-    /// Returns the time since the start of the case, in ns: all nodes are connected then.
+    /// Returns the time since the start of the case, in ns: all nodes have started then.
     pub(super) fn now_ns(&self) -> u64 {
         self.world.now().as_nanos() - self.began.get().map_or(0, |began| began.as_nanos())
     }

@@ -156,6 +156,7 @@ fn simplify_model(add: &mut impl FnMut(&dyn Fn(&mut Case))) {
     add(&|case| case.model.latency_ns = 1_000);
     add(&|case| case.model.port_mbps = 1_000);
     add(&|case| case.pool_bytes_max = 1 << 30);
+    add(&|case| case.joins = false);
 }
 
 /// Rounds times, so that they are easy to read.

@@ -136,6 +136,7 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         groups: vec![group],
         faults: Vec::new(),
         heal_ns: 60_000_000_000,
+        joins: false,
     }
 }
 

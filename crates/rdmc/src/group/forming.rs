@@ -283,27 +283,21 @@ impl Group {
         spec: [u8; 32],
     ) -> Result<Resumption, GroupError> {
         let told = self.holdings();
-        let count = u32::try_from(told.len()).unwrap_or(u32::MAX);
-        for rank in self.connected_to() {
-            let node = self.membership.members[rank.index()];
-            self.connect_ahead(rank, node);
-            // Before the offer: a member that has all offers knows which blocks each member holds.
-            for holding in &told {
-                self.membership.send(node, holding.clone()).await;
-            }
-            let blocks = self.exchange.neighbours.get(&rank).map(Neighbour::endpoints);
-            let table = self.status.table.link(rank).map(Link::endpoint);
-            self.membership.post(node, GroupFrame::Offer { spec, told: count, blocks, table });
-        }
         self.own_holdings(&told, &mut lock(holdings));
-        let mut unheard = self.connected_to();
-        let mut unconnected = unheard.clone();
+        let peers = self.connected_to();
+        let offer = peers.iter().map(|&rank| self.offer_to(rank, spec, &told));
+        let mut offering: FuturesUnordered<_> = offer.collect();
+        let mut unheard = peers.clone();
+        let mut unconnected = peers;
         let mut connecting = FuturesUnordered::new();
         let mut late = std::pin::pin!(self.end.wait_in_steps(self.membership.spec.formation_limit).fuse());
         let mut ended = std::pin::pin!(self.end.ended().fuse());
         let mut stopped = std::pin::pin!(self.end.stopped().fuse());
+        let (mesh, members) = (&self.membership.node.mesh, &self.membership.members);
+        let mut meeting = std::pin::pin!(mesh.connections_to(members).fuse());
+        let mut has_met_all = false;
         loop {
-            if unconnected.is_empty() && !self.end.has_stopped() {
+            if unconnected.is_empty() && has_met_all && !self.end.has_stopped() {
                 let told = std::mem::take(&mut *lock(holdings));
                 match self.resumption(told) {
                     Ok(resumption) => return Ok(resumption),
@@ -334,6 +328,9 @@ impl Group {
                 }
                 // Only the end of the group is awaited then.
                 () = stopped => {}
+                // Frames to a member that was never connected would be lost.
+                () = meeting => has_met_all = true,
+                () = offering.select_next_some() => {}
                 (rank, theirs) = std::pin::pin!(next_of(&mut offers).fuse()) => {
                     unheard.remove(&rank);
                     if theirs.spec != spec {
@@ -350,6 +347,22 @@ impl Group {
                 () = late => self.accuse_late(&unconnected, &unheard),
             }
         }
+    }
+
+    /// Offers queue pairs to a member as soon as its node is connected.
+    async fn offer_to(&self, rank: Rank, spec: [u8; 32], told: &[GroupFrame]) {
+        let (mesh, node) = (&self.membership.node.mesh, self.membership.members[rank.index()]);
+        mesh.contact_with(node).await;
+        self.connect_ahead(rank, node);
+        mesh.connection_to(node).await;
+        // Before the offer: a member that has all offers knows which blocks each member holds.
+        for holding in told {
+            self.membership.send(node, holding.clone()).await;
+        }
+        let blocks = self.exchange.neighbours.get(&rank).map(Neighbour::endpoints);
+        let table = self.status.table.link(rank).map(Link::endpoint);
+        let told = u32::try_from(told.len()).unwrap_or(u32::MAX);
+        self.membership.post(node, GroupFrame::Offer { spec, told, blocks, table });
     }
 
     /// Returns the members to which this one connects.
@@ -407,7 +420,11 @@ impl Group {
 
     /// Accuses the members that are not connected in time; some of them were not heard of.
     fn accuse_late(&self, unconnected: &BTreeSet<Rank>, unheard: &BTreeSet<Rank>) {
-        let late = unconnected.iter().map(|&rank| match unheard.contains(&rank) {
+        let mesh = &self.membership.node.mesh;
+        let members = (0..).map(Rank).zip(&*self.membership.members);
+        let unmet = members.filter(|(_, node)| !mesh.is_connected(**node)).map(|(rank, _)| rank);
+        let late = unconnected.iter().copied().chain(unmet).collect::<BTreeSet<_>>().into_iter();
+        let late = late.map(|rank| match unheard.contains(&rank) {
             true => (rank, FailureCause::NotJoined),
             false => (rank, FailureCause::DataConnection { what: "it was not connected in time".to_owned() }),
         });

@@ -56,6 +56,9 @@ pub enum StartError {
         /// The node.
         node: NodeId,
     },
+    /// This node was shut down, or dropped, before all were connected.
+    #[error("the node was shut down before all were connected")]
+    ShutDown,
     /// The fabric refused a resource.
     #[error("the fabric refused a resource")]
     Fabric(#[from] FabricError),

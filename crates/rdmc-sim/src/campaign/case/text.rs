@@ -17,7 +17,8 @@ impl fmt::Display for Case {
             ns(model.latency_ns)
         )?;
         writeln!(f, "  {:?}, {:?}, {:?}, racks {:?}", model.nic, model.host, model.control, model.racks)?;
-        writeln!(f, "  pools of {} bytes, healed at {}", self.pool_bytes_max, ns(self.heal_ns))?;
+        let joins = if self.joins { ", groups form while the nodes connect" } else { "" };
+        writeln!(f, "  pools of {} bytes, healed at {}{joins}", self.pool_bytes_max, ns(self.heal_ns))?;
         self.groups.iter().try_for_each(|group| group.fmt(f))?;
         self.faults.iter().try_for_each(|fault| writeln!(f, "  {fault}"))
     }
