@@ -358,16 +358,8 @@ impl Sessions {
         let (delta, announcement) = (conclusion.delta, announcement.concluded(&conclusion));
         let groups = announcement.groups(nodes, fabric.medium())?;
         let plan = announcement.plans.on(fabric.medium()).into();
-        let node = builder
-            .pool_bytes_max(self.offered.pool_bytes(&fabric, self.pool_bytes_max, staging_bytes(&announcement)))
-            .start()
-            .await
-            .map_err(|error| match error {
-                StartError::Unreachable { .. } | StartError::GaveUp { .. } => {
-                    Problem::from(error).of_kind(Kind::Refused)
-                }
-                local => local.into(),
-            })?;
+        let pool_bytes_max = self.offered.pool_bytes(&fabric, self.pool_bytes_max, staging_bytes(&announcement));
+        let (node, joining) = builder.pool_bytes_max(pool_bytes_max).start_joining().await.map_err(unstarted)?;
         let outcome = async {
             let AgreedFiles { manifest, store } = match agreed {
                 Some(agreed) => agreed,
@@ -389,6 +381,9 @@ impl Sessions {
             Ok(())
         };
         let outcome = tokio::select! {
+            // First, since the groups fail as well.
+            biased;
+            error = joining.failed() => return Err(unstarted(error)),
             outcome = outcome => outcome,
             () = self.stop.due() => Err(Kind::Stopped.problem("")),
         };
@@ -501,6 +496,14 @@ async fn take_manifest(
             group.refuse(&error.reason());
             Err(if error.kind == Kind::Busy { error } else { error.of_kind(Kind::Refused) })
         }
+    }
+}
+
+/// Returns why the cluster was not formed.
+fn unstarted(error: StartError) -> Problem {
+    match error {
+        StartError::Unreachable { .. } | StartError::GaveUp { .. } => Problem::from(error).of_kind(Kind::Refused),
+        local => local.into(),
     }
 }
 

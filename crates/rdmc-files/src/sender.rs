@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use rdmc::{
-    Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, Hybrid, InviteOptions, Memory, Node,
-    NodeBuilder, NodeId, Security, SendError, Shutdown, SlowReceivers, Spine, StartError,
+    Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, Hybrid, InviteOptions, Joining, Memory,
+    Node, NodeBuilder, NodeId, Security, SendError, Shutdown, SlowReceivers, Spine, StartError,
 };
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 
@@ -351,7 +351,7 @@ impl Settings {
             () = stop.due() => return Err(stopped()),
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
-        let Started { node, fabric, delta, announcement, path } = tokio::select! {
+        let Started { node, joining, fabric, delta, announcement, path } = tokio::select! {
             started = self.start(&offered, &source, &units, &list, limit) => started?,
             () = stop.due() => return Err(stopped()),
         };
@@ -373,6 +373,9 @@ impl Settings {
             path,
         };
         let outcome = tokio::select! {
+            // First, since the groups fail as well.
+            biased;
+            error = joining.failed() => return Err(self.unstarted(error)),
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
         };
@@ -425,8 +428,15 @@ impl Settings {
         let fabric = fabric.expect("the builder comes from an invitation");
         // The pool takes copies of files whose mappings the device does not register.
         let builder = builder.pool_bytes_max(offered.pool_bytes(&fabric, POOL_BYTES_DEFAULT, 0));
-        let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start().await;
-        let node = started.map_err(|error| match error {
+        let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start_joining().await;
+        let (node, joining) = started.map_err(|error| self.unstarted(error))?;
+        Ok(Started { node, joining, fabric, delta, announcement, path })
+    }
+
+    /// Returns why the cluster was not formed.
+    fn unstarted(&self, error: StartError) -> Problem {
+        let receivers = &self.receivers;
+        let problem = match error {
             StartError::Unreachable { missing, problem } => {
                 let failed = missing.into_iter().filter_map(|node| Some((node, receivers.address(node)?)));
                 let failed: Vec<_> =
@@ -440,9 +450,8 @@ impl Settings {
                 Kind::Refused.blaming(failed.to_string(), vec![failed])
             }
             other => Problem::from(other).of_kind(Kind::Refused),
-        });
-        let node = node.map_err(Problem::blamed_on_limit_of_call)?;
-        Ok(Started { node, fabric, delta, announcement, path })
+        };
+        problem.blamed_on_limit_of_call()
     }
 
     /// Announces the files, and how their blocks will travel.
@@ -474,6 +483,7 @@ impl Settings {
 /// A cluster that is formed.
 struct Started {
     node: Node,
+    joining: Joining,
     fabric: FabricInUse,
     /// Whether a receiver has parts of files.
     delta: bool,
