@@ -77,6 +77,7 @@ impl Rendezvous {
             public,
             accepted: Mutex::new(Some(receiver)),
             closed: watch::Sender::new(false),
+            first_bytes: None,
         }
     }
 
@@ -191,9 +192,20 @@ pub struct Meeting {
     /// The peer's connection, if this end is the passive one; taken by [`meet`](Self::meet).
     accepted: Mutex<Option<oneshot::Receiver<AcceptedConnection>>>,
     closed: watch::Sender<bool>,
+    /// Returns what follows the nonces at once on a connection that this end opens.
+    first_bytes: Option<Box<FirstBytes>>,
 }
 
+type FirstBytes = dyn Fn(&TcpStream) -> Vec<u8> + Send + Sync;
+
 impl Meeting {
+    /// Sends bytes right behind the nonces, before the peer has proved who it is, if this end opens the connection and
+    /// does not encrypt.
+    pub(crate) fn followed_by(mut self, bytes: impl Fn(&TcpStream) -> Vec<u8> + Send + Sync + 'static) -> Self {
+        self.first_bytes = Some(Box::new(bytes));
+        self
+    }
+
     /// Returns the place that the peer needs to connect.
     pub fn place(&self) -> MeetingPlace {
         MeetingPlace { nonce: self.nonce, listening: *lock(&self.rendezvous.listening) }
@@ -327,16 +339,18 @@ impl Meeting {
         let mut preface = DATA_MAGIC.to_vec();
         preface.extend((self.public)(remote.nonce).to_le_bytes());
         preface.extend((self.public)(self.nonce).to_le_bytes());
-        while let Some(mut stream) = self.rendezvous.dialled_ahead(at).await {
-            if stream.write_all(&preface).await.is_ok() {
-                return Ok(Dialled { stream, is_ahead: true });
+        let greet = async |mut stream: TcpStream, is_ahead| {
+            let first_bytes = self.first_bytes.iter().flat_map(|first_bytes| first_bytes(&stream));
+            let greeting: Vec<u8> = preface.iter().copied().chain(first_bytes).collect();
+            stream.write_all(&greeting).await?;
+            Ok(Dialled { stream, is_ahead })
+        };
+        while let Some(stream) = self.rendezvous.dialled_ahead(at).await {
+            if let Ok(dialled) = greet(stream, true).await {
+                return Ok(dialled);
             }
         }
-        let connect = async {
-            let mut stream = TcpStream::connect(at).await?;
-            stream.write_all(&preface).await?;
-            Ok(Dialled { stream, is_ahead: false })
-        };
+        let connect = async { greet(TcpStream::connect(at).await?, false).await };
         connect.await.map_err(ConnectError::Unreachable)
     }
 

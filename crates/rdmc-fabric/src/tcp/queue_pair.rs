@@ -11,10 +11,10 @@ use tokio::net::TcpStream;
 
 use super::frame::{Frame, Refusal};
 use super::stream::{Connection, Incoming, Outgoing, Reader, Writer};
-use super::{TcpShared, set_pace, stays_on_host, tune};
+use super::{TcpConfig, TcpShared, set_pace, stays_on_host, tune};
 use crate::completion::CompletionSource;
 use crate::environment::{Environment, TokioEnvironment, tcp_round_trip, tcp_unacknowledged};
-use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair};
+use crate::fabric::{ConnectError, Endpoint, FabricError, Peer, QueuePairConfig, RawQueuePair, Role};
 use crate::memory::Buffer;
 use crate::queue_pair::{UNSIGNALED_MAX, next_queue_pair_id};
 use crate::rendezvous::{Meeting, MeetingPlace};
@@ -42,6 +42,8 @@ pub(super) struct TcpQueuePair {
 struct Padding {
     /// The time between two pieces: a round trip.
     interval: Duration,
+    /// The length of the next piece.
+    next: usize,
     /// The connection, to see what the peer has acknowledged.
     socket: socket2::Socket,
 }
@@ -120,7 +122,15 @@ impl TcpQueuePair {
         let posted = PostedWork::new(next_queue_pair_id(), completions, reserved)?;
         let meeting = match shared.config.encrypt {
             true => shared.rendezvous.encrypted_meeting(&*environment),
-            false => shared.rendezvous.meeting(&*environment),
+            false => {
+                let meeting = shared.rendezvous.meeting(&*environment);
+                let tcp = shared.config;
+                // Padding begins before the peer answers.
+                meeting.followed_by(move |stream| match padding_interval(stream, &config, tcp) {
+                    Some(_) => padding(PADDING_FIRST),
+                    None => Vec::new(),
+                })
+            }
         };
         Ok(Arc::new_cyclic(|this| Self {
             posted,
@@ -167,8 +177,9 @@ impl RawQueuePair for TcpQueuePair {
                 set_pace(stream.tcp(), bytes_per_second).map_err(ConnectError::Unreachable)?;
             }
             this.on_host.store(stays_on_host(stream.tcp()).map_err(ConnectError::Unreachable)?, Ordering::Relaxed);
+            let is_first_sent = peer.role == Role::Active && !this.shared.config.encrypt;
             let environment = this.environment.clone();
-            environment.spawn(Box::pin(this.run(stream)));
+            environment.spawn(Box::pin(this.run(stream, is_first_sent)));
             Ok(())
         })
     }
@@ -199,9 +210,9 @@ impl TcpQueuePair {
     }
 
     /// Reads and writes until the queue pair is closed or breaks.
-    async fn run(self: Arc<Self>, stream: Connection) {
+    async fn run(self: Arc<Self>, stream: Connection, is_first_sent: bool) {
         let peer = stream.tcp().peer_addr().ok();
-        let padding = self.padding(stream.tcp());
+        let padding = self.padding(stream.tcp(), is_first_sent);
         let (mut from, mut to) = match stream.into_split() {
             Ok(halves) => halves,
             Err(error) => {
@@ -509,19 +520,21 @@ impl TcpQueuePair {
     }
 
     /// Returns how padding precedes the first request, if it does on this connection.
-    fn padding(&self, stream: &TcpStream) -> Option<Padding> {
-        if !self.config.warm_up || self.on_host.load(Ordering::Relaxed) {
-            return None;
-        }
-        let interval = tcp_round_trip(stream).filter(|round_trip| *round_trip >= self.shared.config.padded_from)?;
-        Some(Padding { interval, socket: socket2::SockRef::from(stream).try_clone().ok()? })
+    fn padding(&self, stream: &TcpStream, is_first_sent: bool) -> Option<Padding> {
+        let interval = padding_interval(stream, &self.config, self.shared.config)?;
+        let socket = socket2::SockRef::from(stream).try_clone().ok()?;
+        Some(Padding { interval, next: if is_first_sent { 2 * PADDING_FIRST } else { PADDING_FIRST }, socket })
     }
 
     /// Writes padding until there is something else to write: each time as much as TCP lets out in one round trip.
-    async fn pad(&self, to: &mut Writer<'_>, Padding { interval, socket }: Padding) -> Result<(), EndReason> {
-        let (mut len, mut left) = (PADDING_FIRST, PADDING_MAX);
-        while left >= len && !self.posted.has_sends() && !self.posted.is_broken() && lock(&self.responses).is_empty() {
-            to.write_both(&Frame::Padding { len: len as u64 }.encode(), &ZEROS[..len]).await?;
+    async fn pad(&self, to: &mut Writer<'_>, Padding { interval, next, socket }: Padding) -> Result<(), EndReason> {
+        let mut len = next;
+        while len <= PADDING_LAST
+            && !self.posted.has_sends()
+            && !self.posted.is_broken()
+            && lock(&self.responses).is_empty()
+        {
+            to.write_both(&padding(len), &[]).await?;
             let changed = self.posted.sends_changed();
             let _ = tokio::time::timeout(interval, changed).await;
             // On a slow path, more would only wait in queues, and blocks behind it.
@@ -529,7 +542,6 @@ impl TcpQueuePair {
             if tcp_unacknowledged(&socket).is_none_or(|bytes| bytes > piece) {
                 break;
             }
-            left -= len;
             len *= 2;
         }
         Ok(())
@@ -649,6 +661,19 @@ fn copy_behind(bytes: &mut Vec<u8>, data: &Buffer) -> io::Result<()> {
     data.copy_to(0, &mut bytes[from..]).map_err(|_| io::Error::from_raw_os_error(BAD_ADDRESS))
 }
 
+/// Returns the time between two pieces of padding on a connection, if it is to have padding.
+fn padding_interval(stream: &TcpStream, pair: &QueuePairConfig, config: TcpConfig) -> Option<Duration> {
+    let is_padded = pair.warm_up && !stays_on_host(stream).unwrap_or(true);
+    tcp_round_trip(stream).filter(|round_trip| is_padded && *round_trip >= config.padded_from)
+}
+
+/// Returns padding of `len` bytes, with its header.
+fn padding(len: usize) -> Vec<u8> {
+    let mut frame = Frame::Padding { len: len as u64 }.encode().to_vec();
+    frame.resize(Frame::LEN + len, 0);
+    frame
+}
+
 /// Returns the first bytes of an encoded endpoint: they name fabric, encryption and version.
 fn endpoint_tag(encrypt: bool) -> &'static [u8] {
     if encrypt { b"tls3" } else { b"tcp3" }
@@ -664,9 +689,10 @@ const HEADERS_LEN: usize = 16 << 10;
 const RESPONSES_MAX: usize = 16 << 10;
 /// What TCP lets out in the first round trip (RFC 6928).
 const PADDING_FIRST: usize = 14 << 10;
+/// The same in the third one.
+const PADDING_LAST: usize = 4 * PADDING_FIRST;
 /// Most bytes of padding on a connection: those of three round trips.
 const PADDING_MAX: usize = 7 * PADDING_FIRST;
-static ZEROS: [u8; 4 * PADDING_FIRST] = [0; 4 * PADDING_FIRST];
 /// Longest segment of TCP on usual networks.
 const SEGMENT: usize = 1460;
 /// How long a connection that carries a refusal waits for the peer to close it.
