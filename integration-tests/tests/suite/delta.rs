@@ -194,13 +194,14 @@ async fn one_that_was_given_up_catches_up_from_other_receivers() {
             let takes = [(2, half), (3, helper.to_vec())].map(|(number, memory)| {
                 let (node, spec, whole) = (&nodes[number], catching_up.clone(), &whole);
                 async move {
+                    let before = node.stats();
                     let mut group = node.join_group(spec).with_offers().await.expect("the group forms");
                     let got = complete(node, &mut group, memory.into()).await.expect("no failure");
                     assert_eq!(got[..], whole[..], "{kind}");
                     assert!(group.next_offer().await.is_none(), "{kind}");
-                    let (received, sent) = (group.stats().bytes_received, group.stats().bytes_sent);
                     group.close().await.expect("the group closes");
-                    (received, sent)
+                    let after = node.stats();
+                    (after.bytes_received - before.bytes_received, after.bytes_sent - before.bytes_sent)
                 }
             });
             let (sent, taken) = futures::join!(sends, futures::future::join_all(takes));

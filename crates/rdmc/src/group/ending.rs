@@ -57,6 +57,8 @@ struct EndState {
 struct EndStatus {
     /// All messages of the group, once the root closes it.
     messages: Option<u64>,
+    /// This member has all of them.
+    has_all: bool,
     /// No further work is to be done.
     stopped: bool,
     /// When the agreement is to be asked again.
@@ -320,6 +322,13 @@ impl GroupEnd {
         status.messages.expect("waited for it")
     }
 
+    /// At a member: waits until the root closes the group and this member has all its messages.
+    pub(super) async fn has_all(&self) {
+        let mut status = self.status.subscribe();
+        let has_all = std::pin::pin!(status.wait_for(|status| status.has_all));
+        let _ = WhenWoken::new(has_all).await.expect("the sender lives in self");
+    }
+
     /// Waits for `limit`, in steps: a process that was stopped goes on in one of them. In the others it reads the
     /// frames that came meanwhile, before it gives a member up.
     pub(super) async fn wait_in_steps(&self, limit: Duration) {
@@ -372,8 +381,10 @@ impl GroupEnd {
             self.membership.post(node, GroupFrame::End(frame));
         }
         let agreement = &state.agreement;
-        let status =
-            EndStatus { messages: agreement.messages(), stopped: agreement.stopped(), deadline: agreement.deadline() };
+        let messages = agreement.messages();
+        let has_all = messages.is_some_and(|messages| agreement.held() >= messages);
+        let (stopped, deadline) = (agreement.stopped(), agreement.deadline());
+        let status = EndStatus { messages, has_all, stopped, deadline };
         if let (false, Some((ballot, outcome))) = (state.concluded, state.agreement.outcome().cloned()) {
             state.concluded = true;
             state.stable = self.cut(&outcome).max(state.stable);

@@ -126,7 +126,8 @@ impl OfferReceiver {
         &self.group.membership.members
     }
 
-    /// Returns the group's counters at this member.
+    /// Returns the group's counters at this member. Until the group is closed, blocks may still leave for others,
+    /// although all messages are taken.
     pub fn stats(&self) -> GroupStats {
         self.group.stats()
     }
@@ -196,7 +197,8 @@ impl Receiver {
         self.offers.members()
     }
 
-    /// Returns the group's counters at this member.
+    /// Returns the group's counters at this member. Until the group is closed, blocks may still leave for others,
+    /// although all messages are taken.
     pub fn stats(&self) -> GroupStats {
         self.offers.stats()
     }
@@ -371,10 +373,13 @@ async fn run(
     let all = intake.all();
     let mut starting: futures::future::Fuse<OwnedFuture<_>> = intake.start(started).boxed().fuse();
     let mut closing = std::pin::pin!(group.end.closing().fuse());
+    // The digests of messages that were interrupted are known when they are sent on.
+    let may_confirm_early = group.membership.prior.interrupted().is_empty();
+    let mut has_all = std::pin::pin!(group.end.has_all().fuse());
     let mut messages = all;
     let mut confirmed = false;
     loop {
-        if messages == Some(started) && running.is_empty() {
+        if messages == Some(started) && (running.is_empty() || may_confirm_early && has_all.is_terminated()) {
             break;
         }
         futures::select_biased! {
@@ -416,24 +421,38 @@ async fn run(
                 agreed.map_err(|_| abandoned())?;
                 confirmed = true;
             }
+            // The others need not wait until the last blocks that this member sends are acknowledged.
+            () = has_all => {}
         }
     }
     // The application sees the end of the stream, and agrees to the close when it has stored its messages.
     complete.store(true, Ordering::Release);
     drop(starting);
-    if !confirmed {
-        confirm.await.map_err(|_| abandoned())?;
-    }
-    match all {
-        Some(messages) if group.rank().is_root() => group.end.close(messages),
-        _ => {
-            if !closing.is_terminated() && closing.await != started {
-                let what = "closed the group after another number of messages than there are".to_owned();
-                return Err(TransferError::Protocol { by: rdmc_schedule::Rank::ROOT, what });
+    let relaying = async {
+        while !running.is_empty() {
+            futures::select_biased! {
+                error = grants.select_next_some() => return Err(error),
+                outcome = running.select_next_some() => outcome?,
             }
-            group.status.finish();
-            group.end.confirm();
         }
-    }
-    Ok(())
+        Ok(())
+    };
+    let agreeing = async {
+        if !confirmed {
+            confirm.await.map_err(|_| abandoned())?;
+        }
+        match all {
+            Some(messages) if group.rank().is_root() => group.end.close(messages),
+            _ => {
+                if !closing.is_terminated() && closing.await != started {
+                    let what = "closed the group after another number of messages than there are".to_owned();
+                    return Err(TransferError::Protocol { by: rdmc_schedule::Rank::ROOT, what });
+                }
+                group.status.finish();
+                group.end.confirm();
+            }
+        }
+        Ok(())
+    };
+    futures::try_join!(relaying, agreeing).map(drop)
 }
