@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use rdmc_fabric::{ControlListener, ControlStream};
@@ -75,8 +76,9 @@ impl Control {
                 return Err(refused());
             };
             let (there, back) = (Pipe::new(&world, from, to), Pipe::new(&world, to, from));
-            let far = SimStream { incoming: there.clone(), outgoing: back.clone() };
-            let near = SimStream { incoming: back, outgoing: there };
+            let round_trip = Duration::from_nanos(2 * latency_ns);
+            let far = SimStream { incoming: there.clone(), outgoing: back.clone(), round_trip };
+            let near = SimStream { incoming: back, outgoing: there, round_trip };
             if arrived.send(far).is_err() {
                 return Err(refused());
             }
@@ -320,11 +322,16 @@ fn wake(waker: Option<Waker>) {
 struct SimStream {
     incoming: Arc<Pipe>,
     outgoing: Arc<Pipe>,
+    round_trip: Duration,
 }
 
 impl ControlStream for SimStream {
     fn peer_address(&self) -> Option<IpAddr> {
         None
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        Some(self.round_trip)
     }
 }
 

@@ -52,7 +52,7 @@ mod status;
 
 use delta::Delta;
 use ending::GroupEnd;
-use forming::Grants;
+use forming::{DISTANT_FROM, Grants};
 use healing::Healing;
 use membership::Membership;
 use offer::Message;
@@ -69,6 +69,8 @@ pub(crate) struct Group {
     first_source: Option<Rank>,
     /// At the root: the members that cannot learn a message's size from its first block.
     announced_to: Vec<NodeId>,
+    /// At the root: the members that learn it sooner from an announcement if they are distant.
+    announced_early_to: Vec<NodeId>,
     exchange: Arc<Exchange>,
     pace: PaceJudge,
     end: Arc<GroupEnd>,
@@ -200,9 +202,11 @@ impl Group {
         self.membership.spec.ring.is_some_and(|ring| size <= ring.bytes.min(block_size).into())
     }
 
-    /// At the root: announces the size of a message to the members that cannot learn it from their first block.
+    /// At the root: announces the size of a message.
     pub(crate) fn announce(&self, message: u64, size: u64) {
-        for &to in &self.announced_to {
+        let mesh = &self.membership.node.mesh;
+        let distant = self.announced_early_to.iter().filter(|node| mesh.is_distant(**node, DISTANT_FROM));
+        for &to in self.announced_to.iter().chain(distant) {
             self.membership.post(to, GroupFrame::Announce { message, size });
         }
     }

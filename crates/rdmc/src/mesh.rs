@@ -234,6 +234,13 @@ impl Mesh {
         (round_trip? >= at_least).then_some(SocketAddr::new(address?, port.parse().ok()?))
     }
 
+    /// Tells whether the round trip to a node is known and takes at least so long. Only for a node to which this one
+    /// opens the connections.
+    pub(crate) fn is_distant(&self, node: NodeId, at_least: Duration) -> bool {
+        let reached = self.lock().reached.get(&node).copied();
+        reached.and_then(|reached| reached.round_trip).is_some_and(|round_trip| round_trip >= at_least)
+    }
+
     /// Waits until every other node is connected.
     pub(crate) async fn complete(&self) {
         // Counted, since a node of a large cluster checks very often. The links are those of members.

@@ -37,7 +37,7 @@ pub(crate) mod waits;
 use arrival::{ArrivedBlock, BlockArrival, DueBlock, ExpectedBlock};
 pub(crate) use blocks::Blocks;
 use exchange::Exchange;
-pub(crate) use first::{FirstArrival, FirstBlock, FirstContent, FirstPlace};
+pub(crate) use first::{FirstArrival, FirstBlock, FirstComing, FirstContent, FirstReceive};
 use in_flight::{BlockTraffic, InFlight, IncomingBlocks, OutgoingBlocks, SentBlock};
 use neighbour::Neighbour;
 use pending::PendingHops;
@@ -174,10 +174,10 @@ impl Transfer {
     /// Returns the message's size in bytes.
     ///
     /// The turns keep messages in order: the next one is received when all receives of this one are posted, and sent
-    /// on when all sends of this one have left. `first_is_here` if the first block has arrived already.
+    /// on when all sends of this one have left.
     pub(crate) async fn run(
         mut self,
-        first_is_here: bool,
+        first: FirstReceive,
         receive_turn: Turn,
         relay_turn: Turn,
     ) -> Result<u64, TransferError> {
@@ -186,7 +186,8 @@ impl Transfer {
         // Its blocks are summed as they are sent. The root announces the end of the group with the digest.
         let sums_all = holds_from_the_start && self.exchange.rank.is_root();
         let received = async {
-            try_join!(self.receive_blocks(first_is_here, receive_turn), self.copy_first_block())?;
+            let is_posted = !matches!(first, FirstReceive::Due);
+            try_join!(self.receive_blocks(is_posted, receive_turn), self.settle_first_block(first))?;
             if let Some(deliver) = deliver {
                 let digest = self.digest().await?;
                 deliver(self.blocks.whole(), digest).await?;
@@ -216,10 +217,10 @@ impl Transfer {
     }
 
     /// Posts the receives of the schedule, each with its block's destination, as far ahead as the senders may be.
-    async fn receive_blocks(&self, first_is_here: bool, turn: Turn) -> Result<(), TransferError> {
+    async fn receive_blocks(&self, first_is_posted: bool, turn: Turn) -> Result<(), TransferError> {
         let mut arriving = InFlight::new(IncomingBlocks::new(self));
         let mut untold: Vec<&Neighbour> = Vec::new();
-        let hops = self.plan.receives(self.exchange.rank).skip(usize::from(first_is_here));
+        let hops = self.plan.receives(self.exchange.rank).skip(usize::from(first_is_posted));
         let mut receives = PendingHops::new(Box::new(hops));
         loop {
             let free = self.runs_free();
@@ -347,10 +348,26 @@ impl Transfer {
         Ok(self.blocks.digest())
     }
 
-    /// Copies the block that came before its destination was known, while the others arrive.
+    /// Awaits the first block, if it is still to come, and copies it to its destination, which was not known when its
+    /// receive was posted. Meanwhile the others arrive.
     ///
-    /// Until then it is relayed from where it is.
-    async fn copy_first_block(&self) -> Result<(), TransferError> {
+    /// Until it is copied, it is relayed from where it is.
+    async fn settle_first_block(&self, first: FirstReceive) -> Result<(), TransferError> {
+        if let FirstReceive::Posted(FirstComing { from, arrival }) = first {
+            let (arrival, _) = self.exchange.waiting(WaitReason::Arriving, from, arrival).await;
+            let arrived = arrival.check(&self.exchange, &*self.owner, None).await?;
+            let FirstContent::Staged(bytes) = arrived.content else { unreachable!("no place was provided") };
+            if arrived.shape != self.shape {
+                let (size, announced) = (arrived.shape.size, self.shape.size);
+                let what = format_args!("a message of {size} bytes, and announced one of {announced}");
+                return Err(TransferError::sent(from, what));
+            }
+            if let Some(checksum) = arrived.checksum {
+                self.blocks.note_checksum(arrived.block, checksum);
+            }
+            self.blocks.stage(arrived.block, bytes);
+            self.progress.iter().for_each(|progress| progress.count_here(self.shape, arrived.block));
+        }
         // Receives and the first relay are posted before the copy begins.
         yield_now().await;
         self.blocks.copy_staged(yield_now).await;

@@ -51,6 +51,10 @@ impl Case {
             group.draw_streams(&mut random);
         }
         case.joins = random.chance(0.3);
+        if case.joins && random.chance(0.5) {
+            // The root announces sizes to distant neighbours too.
+            case.model.control.latency_ns = MS;
+        }
         case
     }
 

@@ -73,7 +73,7 @@ pub(crate) async fn form(
     };
     let continuation = continuation.as_deref();
     let count = spec.count();
-    let Neighbourhood { neighbours, first_source, peers, announced_to } =
+    let Neighbourhood { neighbours, first_source, peers, announced_to, announced_early_to } =
         Neighbourhood::new(&node, &spec, rank, continuation.is_some())?;
     let links = status::peers(&spec, rank).into_iter();
     let ring_with = |peer: Rank| {
@@ -122,6 +122,7 @@ pub(crate) async fn form(
         membership,
         first_source,
         announced_to,
+        announced_early_to,
         exchange,
         end,
         status,
@@ -178,6 +179,8 @@ struct Neighbourhood {
     peers: BTreeMap<Rank, Neighbour>,
     /// At the root: the members to which it has to announce a message's size.
     announced_to: Vec<NodeId>,
+    /// At the root: its neighbours, which also learn the size from their first block, if it announces sizes anyway.
+    announced_early_to: Vec<NodeId>,
 }
 
 impl Neighbourhood {
@@ -209,13 +212,18 @@ impl Neighbourhood {
                 vacant.insert(Neighbour::new(fabric, &node.completions, peer, id, sends, block_size, depth)?);
             }
         }
-        let mut announced_to = Vec::new();
-        for member in (1..count).filter(|_| rank.is_root() && spec.ring.is_none()) {
-            if first_source_of(Rank(member))?.is_none() {
-                announced_to.push(spec.members[Rank(member).index()]);
+        let (mut announced_to, mut announced_early_to) = (Vec::new(), Vec::new());
+        for member in (1..count).map(Rank).filter(|_| rank.is_root() && spec.ring.is_none()) {
+            match first_source_of(member)? {
+                None => announced_to.push(spec.members[member.index()]),
+                Some(Rank::ROOT) => announced_early_to.push(spec.members[member.index()]),
+                Some(_) => {}
             }
         }
-        Ok(Self { first_source: first_source_of(rank)?, neighbours, peers, announced_to })
+        if announced_to.is_empty() {
+            announced_early_to.clear();
+        }
+        Ok(Self { first_source: first_source_of(rank)?, neighbours, peers, announced_to, announced_early_to })
     }
 }
 
@@ -374,7 +382,7 @@ impl Group {
     /// open them.
     fn connect_ahead(&self, rank: Rank, peer: NodeId) {
         let node = &self.membership.node;
-        let Some(address) = node.mesh.distant_peer(peer, AHEAD_FROM) else { return };
+        let Some(address) = node.mesh.distant_peer(peer, DISTANT_FROM) else { return };
         let for_blocks = if self.exchange.neighbours.contains_key(&rank) { Neighbour::QUEUE_PAIRS } else { 0 };
         let for_table = if self.status.table.link(rank).is_some() { Link::QUEUE_PAIRS } else { 0 };
         node.fabric.connect_ahead(&address.to_string(), for_blocks + for_table);
@@ -440,7 +448,8 @@ fn with_remedy(spec: &GroupSpec, what: String) -> String {
 /// The remedy for members that are not on one host.
 const REMEDY: &str = "members that share objects must be processes of one host, joined by shared memory: \
                       choose them so, or private delivery";
-/// Least round trip at which connections are opened ahead: it costs more than a connection that is opened in vain.
-const AHEAD_FROM: Duration = Duration::from_micros(500);
+/// Least round trip at which a group does ahead what may be in vain: it opens connections before the other end has
+/// offered its queue pairs, and announces sizes that come with blocks too.
+pub(super) const DISTANT_FROM: Duration = Duration::from_micros(500);
 /// Announced sizes that wait for their message.
 const ANNOUNCEMENTS_MAX: usize = 4096;

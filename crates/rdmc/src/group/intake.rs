@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::Either;
 use rdmc_fabric::{Buffer, BufferMut, ObjectDescriptor};
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -20,8 +20,8 @@ use crate::sync::lock;
 use crate::table::{IncomingRing, Slot, ring};
 use crate::transfer::waits::WaitReason;
 use crate::transfer::{
-    Blocks, FirstArrival, FirstBlock, FirstContent, FirstPlace, HopPlan, ProgressCounter, Shape, Transfer,
-    TransferError, Turn, Turnstile,
+    Blocks, FirstArrival, FirstBlock, FirstComing, FirstContent, FirstReceive, HopPlan, ProgressCounter, Shape,
+    Transfer, TransferError, Turn, Turnstile,
 };
 
 /// The source of the memory of messages.
@@ -53,8 +53,15 @@ pub(super) struct Intake {
 
 /// A first block that is waited for before its message is known.
 enum FirstAhead {
-    Coming { from: Rank, block: BoxFuture<'static, FirstArrival> },
+    Coming(FirstComing),
     Here(FirstArrival),
+}
+
+/// What has told the size of a message.
+enum SizeSource {
+    Block(FirstBlock),
+    /// The first block is still to come.
+    Announcement(Shape, FirstComing),
 }
 
 /// What has begun.
@@ -73,15 +80,15 @@ pub(super) struct StartedTransfer {
 
 /// The blocks of a message that are still to come.
 pub(super) struct BlocksToCome {
-    pub(super) first_is_here: bool,
+    pub(super) first: FirstReceive,
     pub(super) turn: Turn,
 }
 
 impl FirstAhead {
     /// Receives the first block, if it is still to come. Returns only if that fails.
     async fn failed(ahead: &mut Option<Self>) -> TransferError {
-        if let Some(Self::Coming { block, .. }) = ahead {
-            let arrival = block.await;
+        if let Some(Self::Coming(FirstComing { arrival, .. })) = ahead {
+            let arrival = arrival.await;
             if let Some(error) = arrival.failure() {
                 return error;
             }
@@ -89,11 +96,18 @@ impl FirstAhead {
         }
         std::future::pending().await
     }
+
+    fn into_coming(self) -> FirstComing {
+        match self {
+            Self::Coming(coming) => coming,
+            Self::Here(arrival) => FirstComing { from: arrival.from(), arrival: std::future::ready(arrival).boxed() },
+        }
+    }
 }
 
 impl StartedTransfer {
-    fn in_blocks(transfer: Transfer, first_is_here: bool, turn: Turn) -> Begun {
-        Begun::Transfer(Self { transfer, rest: Some(BlocksToCome { first_is_here, turn }) })
+    fn in_blocks(transfer: Transfer, first: FirstReceive, turn: Turn) -> Begun {
+        Begun::Transfer(Self { transfer, rest: Some(BlocksToCome { first, turn }) })
     }
 }
 
@@ -138,7 +152,7 @@ impl Intake {
         let mut ahead = self.ahead(if ring.is_some() { 1 } else { AHEAD_BY_LONG }).await;
         let mut turn = self.receive_turns.next();
         turn.wait().await;
-        let mut in_slot = false;
+        let (mut in_slot, mut coming) = (false, None);
         let (shape, first) = match (ring, self.group.first_source()) {
             (Some(ring), source) => match self.next_in_ring(number, ring, source).await? {
                 None if self.takes_short_together() => {
@@ -156,12 +170,15 @@ impl Intake {
                     (shape, self.first_block_ahead(number, shape).await?)
                 }
             },
-            (None, Some(source)) => {
-                let first = self.first_block(number, source).await?;
-                (self.checked(first.shape)?, Some(first))
-            }
+            (None, Some(source)) => match self.first_block_or_size(number, source).await? {
+                SizeSource::Block(first) => (self.checked(first.shape)?, Some(first)),
+                SizeSource::Announcement(shape, block) => {
+                    coming = Some(FirstAhead::Coming(block));
+                    (shape, None)
+                }
+            },
             (None, None) => {
-                let size = self.announced_size(number).await?;
+                let size = self.announced_size(number, None).await?;
                 (self.shape_of(size)?, None)
             }
         };
@@ -171,11 +188,17 @@ impl Intake {
         if self.group.is_delta() {
             let (blocks, plan) = self.delta_blocks(number, shape, delivery).await?;
             let transfer = self.group.transfer(number, plan, Arc::new(blocks), Some(deliver)).counted(progress);
-            return Ok((self, StartedTransfer::in_blocks(transfer, false, turn)));
+            return Ok((self, StartedTransfer::in_blocks(transfer, FirstReceive::Due, turn)));
         }
-        let first_is_here = first.is_some();
+        let is_here = first.is_some();
         let checksum = first.as_ref().and_then(|first| Some((first.block, first.checksum?)));
-        let blocks = self.message_blocks(number, shape, first, delivery).await?;
+        let blocks = {
+            let blocks = std::pin::pin!(self.message_blocks(number, shape, first, delivery));
+            futures::select_biased! {
+                blocks = blocks.fuse() => blocks?,
+                error = FirstAhead::failed(&mut coming).fuse() => return Err(error),
+            }
+        };
         if let Some((block, checksum)) = checksum {
             blocks.note_checksum(block, checksum);
         }
@@ -188,7 +211,12 @@ impl Intake {
             turn.end();
             return Ok((self, Begun::Transfer(StartedTransfer { transfer, rest: None })));
         }
-        Ok((self, StartedTransfer::in_blocks(transfer, first_is_here, turn)))
+        let first = match coming {
+            Some(coming) => FirstReceive::Posted(coming.into_coming()),
+            None if is_here => FirstReceive::Done,
+            None => FirstReceive::Due,
+        };
+        Ok((self, StartedTransfer::in_blocks(transfer, first, turn)))
     }
 
     /// Makes what the application gets of a message under way, and what delivers and counts it.
@@ -278,15 +306,15 @@ impl Intake {
         let asked = self.first_ahead.content().take();
         let Some(from) = source.filter(|_| asked.is_none()) else { return Ok(asked) };
         let (group, staging) = (self.group.clone(), self.staging(self.group.block_size() as usize)?);
-        let block = async move { FirstArrival::receive(group.exchange(), number, from, staging).await };
-        Ok(Some(FirstAhead::Coming { from, block: block.boxed() }))
+        let arrival = async move { FirstArrival::receive(group.exchange(), number, from, staging, || ()).await };
+        Ok(Some(FirstAhead::Coming(FirstComing { from, arrival: arrival.boxed() })))
     }
 
     /// Waits for the first block of a message that comes in blocks, if it was asked for.
     async fn first_block_ahead(&mut self, number: u64, shape: Shape) -> Result<Option<FirstBlock>, TransferError> {
         let arrival = match self.first_ahead.content().take() {
-            Some(FirstAhead::Coming { from, block }) => {
-                self.group.exchange().waiting(WaitReason::Arriving, from, block).await.0
+            Some(FirstAhead::Coming(FirstComing { from, arrival })) => {
+                self.group.exchange().waiting(WaitReason::Arriving, from, arrival).await.0
             }
             Some(FirstAhead::Here(arrival)) => arrival,
             None => return Ok(None),
@@ -347,7 +375,7 @@ impl Intake {
             (self.resumed_blocks(number, shape, delivery).await?, Some(deliver), progress)
         };
         let transfer = self.group.transfer(number, HopPlan::Repair(repair), blocks, deliver).counted(progress);
-        Ok((self, StartedTransfer::in_blocks(transfer, false, turn)))
+        Ok((self, StartedTransfer::in_blocks(transfer, FirstReceive::Due, turn)))
     }
 
     /// Gets the memory for the rest of an interrupted message and offers it: the memory that it had before, if
@@ -416,16 +444,50 @@ impl Intake {
     }
 
     /// Receives the first block: into the memory that was provided for the message, or into memory of its own, since
-    /// the message's size is not known yet.
-    async fn first_block(&self, number: u64, source: Rank) -> Result<FirstBlock, TransferError> {
-        let exchange = self.group.exchange();
+    /// the message's size is not known yet. The root may have announced the size as well; if that comes first, the
+    /// block is still to come.
+    async fn first_block_or_size(&mut self, number: u64, source: Rank) -> Result<SizeSource, TransferError> {
+        let group = self.group.clone();
+        let exchange = group.exchange();
+        let mut announced = None;
+        while announced.is_none()
+            && let Ok(next) = self.announcements.try_recv()
+        {
+            // The first blocks of those before have told their sizes.
+            announced = Some(next).filter(|(message, _)| *message >= number);
+        }
         // Other memory may still serve when the size is known.
-        let provided = self.provided.take(number, |memory| FirstPlace::is_within(exchange, memory));
-        let place = match provided {
-            Some(memory) => FirstPlace::within(exchange, memory),
-            None => FirstPlace::Elsewhere(self.staging(self.group.block_size() as usize)?),
+        let provided = self.provided.take(number, |memory| FirstBlock::has_place_in(exchange, memory));
+        if let Some(memory) = provided {
+            let first = FirstBlock::receive_in_place(exchange, &*group, number, source, memory).await?;
+            return Ok(SizeSource::Block(first));
+        }
+        let (staging, (posted, is_posted)) = (self.staging(self.group.block_size() as usize)?, oneshot::channel());
+        let receiving = group.clone();
+        let mut arrival = async move {
+            let posted = || _ = posted.send(());
+            FirstArrival::receive(receiving.exchange(), number, source, staging, posted).await
+        }
+        .boxed();
+        let announced = async {
+            // Later receives may not be posted before.
+            let _ = is_posted.await;
+            let size = self.announced_size(number, announced).await?;
+            let shape = self.shape_of(size)?;
+            if shape.count.0 == 1 {
+                // Nothing but the block is to come.
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, TransferError>(shape)
         };
-        FirstBlock::receive(exchange, &*self.group, number, source, place).await
+        let early = futures::select_biased! {
+            early = (&mut arrival).fuse() => Either::Left(early),
+            shape = std::pin::pin!(announced.fuse()) => Either::Right(shape?),
+        };
+        Ok(match early {
+            Either::Left(arrival) => SizeSource::Block(arrival.check(exchange, &*group, None).await?),
+            Either::Right(shape) => SizeSource::Announcement(shape, FirstComing { from: source, arrival }),
+        })
     }
 
     /// Checks the shape of a message: where objects are shared, only descriptors are possible.
@@ -436,14 +498,23 @@ impl Intake {
         }
     }
 
-    async fn announced_size(&mut self, number: u64) -> Result<u64, TransferError> {
-        match self.announcements.recv().await {
-            Some((announced, size)) if announced == number => Ok(size),
-            Some((announced, _)) => {
-                let what = format!("announced message {announced} where {number} was due");
-                Err(TransferError::Protocol { by: Rank::ROOT, what })
+    /// Waits for the announcement of a message's size, which may be the `next` announcement.
+    async fn announced_size(&mut self, number: u64, mut next: Option<(u64, u64)>) -> Result<u64, TransferError> {
+        loop {
+            let announced = match next.take() {
+                Some(next) => Some(next),
+                None => self.announcements.recv().await,
+            };
+            match announced {
+                Some((announced, size)) if announced == number => return Ok(size),
+                // Its first block told its size before.
+                Some((announced, _)) if announced < number && self.group.first_source().is_some() => {}
+                Some((announced, _)) => {
+                    let what = format!("announced message {announced} where {number} was due");
+                    return Err(TransferError::Protocol { by: Rank::ROOT, what });
+                }
+                None => std::future::pending().await,
             }
-            None => std::future::pending().await,
         }
     }
 

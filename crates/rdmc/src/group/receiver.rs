@@ -398,8 +398,8 @@ async fn run(
                         running.push(async move {
                             let size = match rest {
                                 None => transfer.complete().await?,
-                                Some((BlocksToCome { first_is_here, turn }, relay_turn)) => {
-                                    transfer.run(first_is_here, turn, relay_turn).await?
+                                Some((BlocksToCome { first, turn }, relay_turn)) => {
+                                    transfer.run(first, turn, relay_turn).await?
                                 }
                             };
                             group.message_completed(number, size);

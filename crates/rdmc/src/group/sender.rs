@@ -31,7 +31,7 @@ use crate::id::NodeId;
 use crate::resources::NodeResources;
 use crate::stats::GroupStats;
 use crate::table::ring;
-use crate::transfer::{Blocks, HopPlan, Progress, ProgressCounter, Shape, TransferError, Turnstile};
+use crate::transfer::{Blocks, FirstReceive, HopPlan, Progress, ProgressCounter, Shape, TransferError, Turnstile};
 
 /// The root's handle of a group: sends messages to all members.
 ///
@@ -507,7 +507,7 @@ async fn run(
                     running.push(async move {
                         let plan = planned.plan(group, number, &blocks).await?;
                         let transfer = group.transfer(number, plan, blocks, None).counted(progress);
-                        let size = transfer.run(false, receive_turn, relay_turn).await?;
+                        let size = transfer.run(FirstReceive::Due, receive_turn, relay_turn).await?;
                         group.message_completed(number, size);
                         Ok((number, done))
                     });

@@ -54,16 +54,13 @@ impl Blocks {
     /// `staged` is a block that has arrived elsewhere.
     pub(crate) fn to_receive(shape: Shape, mut memory: BufferMut, staged: Option<(BlockIndex, Buffer)>) -> Self {
         debug_assert_eq!(memory.len() as u64, shape.size);
-        let mut parts: Vec<BlockState> =
+        let parts: Vec<BlockState> =
             (0..shape.count.0).map(|block| BlockState::Empty(memory.split_to(shape.len(BlockIndex(block))))).collect();
+        let blocks = Self::new(shape, Content::Parts(Mutex::new(parts)), Vec::new());
         if let Some((block, bytes)) = staged {
-            let part = &mut parts[block.index()];
-            let BlockState::Empty(destination) = std::mem::replace(part, BlockState::Posted) else {
-                unreachable!("all are empty")
-            };
-            *part = BlockState::Staged { bytes, destination };
+            blocks.stage(block, bytes);
         }
-        Self::new(shape, Content::Parts(Mutex::new(parts)), Vec::new())
+        blocks
     }
 
     /// Divides memory of exactly a message's size into destinations; the blocks `here` are in place already.
@@ -125,6 +122,13 @@ impl Blocks {
     /// Notes that a block has arrived in its destination.
     pub(crate) fn hold(&self, block: BlockIndex, bytes: Buffer) {
         self.parts()[block.index()] = BlockState::Held(bytes);
+        self.waiting.wake();
+    }
+
+    /// Notes that a block whose destination was not posted has arrived elsewhere.
+    pub(crate) fn stage(&self, block: BlockIndex, bytes: Buffer) {
+        let destination = self.take_destination(block);
+        self.parts()[block.index()] = BlockState::Staged { bytes, destination };
         self.waiting.wake();
     }
 

@@ -1,5 +1,6 @@
 //! The first block of a message, which brings the message's size.
 
+use futures::future::BoxFuture;
 use rdmc_fabric::{Buffer, BufferMut, Received, WorkError};
 use rdmc_schedule::{BlockIndex, Rank, Step};
 
@@ -7,14 +8,6 @@ use super::arrival::{ArrivedBlock, ArrivingBlock, BlockArrival, DueBlock, Expect
 use super::exchange::Exchange;
 use super::{Blocks, Owner, Shape, TransferError};
 use crate::checksum::Checksum;
-
-/// Memory for the first block of a message, with the size of a block.
-pub(crate) enum FirstPlace {
-    /// Its destination is not known yet.
-    Elsewhere(BufferMut),
-    /// It is in the memory of a message of the size that is expected.
-    Expected(Blocks),
-}
 
 /// The first block of a message.
 pub(crate) struct FirstBlock {
@@ -33,37 +26,45 @@ pub(crate) enum FirstContent {
     InPlace(Blocks),
 }
 
-impl FirstPlace {
+impl FirstBlock {
     /// Tells whether `memory` has a whole block at the place of the first block of a message of its size. So the first
     /// block of a message of any other size has room there too.
-    pub(crate) fn is_within(exchange: &Exchange, memory: &BufferMut) -> bool {
+    pub(crate) fn has_place_in(exchange: &Exchange, memory: &BufferMut) -> bool {
         let shape = Shape::new(memory.len() as u64, exchange.block_size);
         shape.is_some_and(|shape| shape.len(exchange.first_of(shape)) == exchange.block_size as usize)
     }
 
-    /// Returns the place for the first block of a message of its size in `memory`, which [has one](Self::is_within).
-    pub(crate) fn within(exchange: &Exchange, memory: BufferMut) -> Self {
-        let shape = Shape::new(memory.len() as u64, exchange.block_size).expect("it has a place");
-        Self::Expected(Blocks::to_receive(shape, memory, None))
-    }
-}
-
-impl FirstBlock {
-    /// Receives the first block of a message from `source` into `place`. The message's size comes with it.
-    pub(crate) async fn receive(
+    /// Receives the first block of a message from `source` into its [place](Self::has_place_in) in `memory`. The
+    /// message's size comes with it.
+    pub(crate) async fn receive_in_place(
         exchange: &Exchange,
         owner: &dyn Owner,
         message: u64,
         source: Rank,
-        place: FirstPlace,
+        memory: BufferMut,
     ) -> Result<Self, TransferError> {
-        let (destination, provided) = match place {
-            FirstPlace::Elsewhere(staging) => (staging, None),
-            FirstPlace::Expected(blocks) => (blocks.take_destination(exchange.first_of(blocks.shape())), Some(blocks)),
-        };
-        let arrival = FirstArrival::receive(exchange, message, source, destination).await;
-        arrival.check(exchange, owner, provided).await
+        let shape = Shape::new(memory.len() as u64, exchange.block_size).expect("it has a place");
+        let blocks = Blocks::to_receive(shape, memory, None);
+        let destination = blocks.take_destination(exchange.first_of(shape));
+        let arrival = FirstArrival::receive(exchange, message, source, destination, || ()).await;
+        arrival.check(exchange, owner, Some(blocks)).await
     }
+}
+
+/// How far the receive of a message's first block is when the message's memory is there.
+pub(crate) enum FirstReceive {
+    /// It is posted with the others.
+    Due,
+    /// It is posted: the message's size came before the block.
+    Posted(FirstComing),
+    /// The block has arrived.
+    Done,
+}
+
+/// A first block whose receive is posted.
+pub(crate) struct FirstComing {
+    pub(crate) from: Rank,
+    pub(crate) arrival: BoxFuture<'static, FirstArrival>,
 }
 
 /// A first block that has arrived and is not checked.
@@ -75,8 +76,15 @@ pub(crate) struct FirstArrival {
 }
 
 impl FirstArrival {
-    /// Receives the first block of message `message`, or of the first one after it that comes in blocks.
-    pub(crate) async fn receive(exchange: &Exchange, message: u64, source: Rank, destination: BufferMut) -> Self {
+    /// Receives the first block of message `message`, or of the first one after it that comes in blocks. Calls `posted`
+    /// when its receive is posted, so that later ones may be.
+    pub(crate) async fn receive(
+        exchange: &Exchange,
+        message: u64,
+        source: Rank,
+        destination: BufferMut,
+        posted: impl FnOnce(),
+    ) -> Self {
         let turn = (message, Step(0));
         match exchange.distance.runs_free(exchange.distance.latest()) {
             true => exchange.neighbour(source).room_to_grant(exchange.distance.window(true)).await,
@@ -84,9 +92,14 @@ impl FirstArrival {
         }
         let ArrivingBlock { operation, granted, expected } = exchange.receive(source, turn, destination);
         exchange.neighbour(source).announce_grants_if_due();
+        posted();
         let outcome = operation.await;
         drop(granted);
         Self { expected, message, due: DueBlock::First, outcome }
+    }
+
+    pub(crate) fn from(&self) -> Rank {
+        self.expected.from
     }
 
     /// Returns why it did not arrive.
@@ -107,7 +120,8 @@ impl FirstArrival {
         self.check(exchange, owner, None).await
     }
 
-    async fn check(
+    /// Checks the block; it is in its place if that was `provided`.
+    pub(crate) async fn check(
         self,
         exchange: &Exchange,
         owner: &dyn Owner,
