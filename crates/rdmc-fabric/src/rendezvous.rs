@@ -192,15 +192,15 @@ pub struct Meeting {
     /// The peer's connection, if this end is the passive one; taken by [`meet`](Self::meet).
     accepted: Mutex<Option<oneshot::Receiver<AcceptedConnection>>>,
     closed: watch::Sender<bool>,
-    /// Returns what follows the nonces at once on a connection that this end opens.
+    /// Returns what follows the nonces at once on a connection that this end opens, in clear.
     first_bytes: Option<Box<FirstBytes>>,
 }
 
 type FirstBytes = dyn Fn(&TcpStream) -> Vec<u8> + Send + Sync;
 
 impl Meeting {
-    /// Sends bytes right behind the nonces, before the peer has proved who it is, if this end opens the connection and
-    /// does not encrypt.
+    /// Sends bytes right behind the nonces, before the peer has proved who it is, if this end opens a connection that is
+    /// not encrypted.
     pub(crate) fn followed_by(mut self, bytes: impl Fn(&TcpStream) -> Vec<u8> + Send + Sync + 'static) -> Self {
         self.first_bytes = Some(Box::new(bytes));
         self
@@ -304,7 +304,8 @@ impl Meeting {
     /// Opens the connection and waits for the peer's proof of its identity.
     async fn open(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<TcpStream, ConnectError> {
         loop {
-            let Dialled { mut stream, is_ahead } = self.dial(remote, address).await?;
+            let first_bytes = self.first_bytes.as_deref();
+            let Dialled { mut stream, is_ahead } = self.dial(remote, address, first_bytes).await?;
             let mut proof = [0; 16];
             match stream.read_exact(&mut proof).await {
                 Ok(_) if u128::from_le_bytes(proof) == self.nonce => return Ok(stream),
@@ -323,7 +324,7 @@ impl Meeting {
         secret: &SharedSecret,
     ) -> Result<io::Result<TlsStream<TcpStream>>, ConnectError> {
         loop {
-            let Dialled { stream, is_ahead } = self.dial(remote, address).await?;
+            let Dialled { stream, is_ahead } = self.dial(remote, address, None).await?;
             let connector = TlsConnector::from(secret.client_config());
             match connector.connect(SharedSecret::server_name(), stream).await {
                 Err(error) if is_ahead => tracing::debug!(%error, "the peer has closed a connection opened ahead"),
@@ -332,16 +333,22 @@ impl Meeting {
         }
     }
 
-    /// Opens the connection, or takes one that was opened ahead, and sends both nonces, or their public names.
-    async fn dial(&self, remote: MeetingPlace, address: Option<IpAddr>) -> Result<Dialled, ConnectError> {
+    /// Opens the connection, or takes one that was opened ahead, and sends both nonces, or their public names, and the
+    /// first bytes.
+    async fn dial(
+        &self,
+        remote: MeetingPlace,
+        address: Option<IpAddr>,
+        first_bytes: Option<&FirstBytes>,
+    ) -> Result<Dialled, ConnectError> {
         self.forget();
         let at = remote.at(address).ok_or(ConnectError::PeerNotListening)?;
         let mut preface = DATA_MAGIC.to_vec();
         preface.extend((self.public)(remote.nonce).to_le_bytes());
         preface.extend((self.public)(self.nonce).to_le_bytes());
         let greet = async |mut stream: TcpStream, is_ahead| {
-            let first_bytes = self.first_bytes.iter().flat_map(|first_bytes| first_bytes(&stream));
-            let greeting: Vec<u8> = preface.iter().copied().chain(first_bytes).collect();
+            let first_bytes = first_bytes.map(|first_bytes| first_bytes(&stream)).unwrap_or_default();
+            let greeting = [&preface[..], &first_bytes[..]].concat();
             stream.write_all(&greeting).await?;
             Ok(Dialled { stream, is_ahead })
         };

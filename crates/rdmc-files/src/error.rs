@@ -184,6 +184,15 @@ impl Problem {
         }
     }
 
+    /// Tells whether others have failed, and all of them because they did not reach somebody, or were not reached.
+    pub(crate) fn is_of_connections(&self) -> bool {
+        let of_connections = |peer: &FailedPeer| {
+            use PeerFailure::{ConnectionLost, DataConnection, Left, NotJoined, Unreachable, Unresponsive};
+            matches!(peer.cause(), ConnectionLost | DataConnection | Left | NotJoined | Unreachable | Unresponsive)
+        };
+        !self.failed.is_empty() && self.failed.iter().all(of_connections)
+    }
+
     /// Makes a refusal a local problem if this process has reached its limit of open files, and a partial delivery if
     /// this process has failed and its limit is low. Says so of other partial deliveries, too. It is called at node
     /// `me` while the connections to the members are open.

@@ -359,7 +359,7 @@ impl Sessions {
         let groups = announcement.groups(nodes, fabric.medium())?;
         let plan = announcement.plans.on(fabric.medium()).into();
         let pool_bytes_max = self.offered.pool_bytes(&fabric, self.pool_bytes_max, staging_bytes(&announcement));
-        let (node, joining) = builder.pool_bytes_max(pool_bytes_max).start_joining().await.map_err(unstarted)?;
+        let (node, mut joining) = builder.pool_bytes_max(pool_bytes_max).start_joining().await.map_err(unstarted)?;
         let outcome = async {
             let AgreedFiles { manifest, store } = match agreed {
                 Some(agreed) => agreed,
@@ -387,7 +387,11 @@ impl Sessions {
             outcome = outcome => outcome,
             () = self.stop.due() => Err(Kind::Stopped.problem("")),
         };
-        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(node.id(), receivers));
+        let outcome = outcome.map_err(|problem| match joining.unreachable().filter(|_| problem.is_of_connections()) {
+            // The others may have given it up before its time was over here.
+            Some(error) => unstarted(error),
+            None => problem.blamed_on_limit(node.id(), receivers),
+        });
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome

@@ -351,7 +351,7 @@ impl Settings {
             () = stop.due() => return Err(stopped()),
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
-        let Started { node, joining, fabric, delta, announcement, path } = tokio::select! {
+        let Started { node, mut joining, fabric, delta, announcement, path } = tokio::select! {
             started = self.start(&offered, &source, &units, &list, limit) => started?,
             () = stop.due() => return Err(stopped()),
         };
@@ -379,7 +379,11 @@ impl Settings {
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
         };
-        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(node.id(), receivers.addresses().len()));
+        let outcome = outcome.map_err(|problem| match joining.unreachable().filter(|_| problem.is_of_connections()) {
+            // The others may have given it up before its time was over here.
+            Some(error) => self.unstarted(error),
+            None => problem.blamed_on_limit(node.id(), receivers.addresses().len()),
+        });
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome

@@ -136,6 +136,8 @@ impl Group {
                         group.retained.headers.release(number);
                     }
                     let bytes = message.len() as u64;
+                    // Its blocks may still leave for others.
+                    group.message_completed(number, bytes);
                     group.end.deliver(to, message, &whole, digest);
                     group.status.report_held(bytes);
                     Ok(())

@@ -297,11 +297,20 @@ impl Mesh {
     ///
     /// The other nodes may only have given these up sooner than this node.
     pub(crate) fn missing(&self) -> Vec<NodeId> {
+        let never_met = self.never_met();
+        if !never_met.is_empty() {
+            return never_met;
+        }
         let state = self.lock();
         let missing = |node: &NodeId| *node != self.0.me && !state.links.contains_key(node);
-        let missing: Vec<_> = self.0.members.keys().copied().filter(missing).collect();
-        let never_met: Vec<_> = missing.iter().copied().filter(|node| !state.histories.contains_key(node)).collect();
-        if never_met.is_empty() { missing } else { never_met }
+        self.0.members.keys().copied().filter(missing).collect()
+    }
+
+    /// Returns the nodes that were never connected.
+    pub(crate) fn never_met(&self) -> Vec<NodeId> {
+        let state = self.lock();
+        let never_met = |node: &NodeId| *node != self.0.me && !state.histories.contains_key(node);
+        self.0.members.keys().copied().filter(never_met).collect()
     }
 
     /// Returns the last problem with any node that is not connected.

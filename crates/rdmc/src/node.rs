@@ -275,7 +275,9 @@ impl NodeBuilder {
     /// Starts the node, and returns it before the other nodes are connected. [`Joining`] waits until they are.
     ///
     /// Groups can be created meanwhile. Their members connect to each other as soon as the nodes are connected, so that
-    /// a group forms a round trip sooner than after [`start`](Self::start).
+    /// a group forms a round trip sooner than after [`start`](Self::start). The
+    /// [formation limit](GroupSpec::formation_limit) of a group counts from its creation. It should be longer than the
+    /// [connect limit](Self::connect_limit).
     ///
     /// # Cancel safety
     /// Dropping the future stops everything that it has started.
@@ -465,7 +467,8 @@ impl Node {
     /// Creates a group with this node as the root, the only sender (DSN §3).
     ///
     /// All members call [`create_group`](Self::create_group) or [`join_group`](Self::join_group) with the same
-    /// specification, in any order and concurrently with other groups. Each waits only for its neighbours.
+    /// specification, in any order and concurrently with other groups. Each waits for its neighbours, and until its node
+    /// is connected to those of all members.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the group: the others learn that this member has left.

@@ -162,6 +162,11 @@ impl Transfer {
         Self { exchange, owner, number, shape, plan, blocks, deliver, progress: None }
     }
 
+    /// Tells whether the message is delivered when it is whole: else this member had it before.
+    pub(crate) fn delivers(&self) -> bool {
+        self.deliver.is_some()
+    }
+
     /// Counts the transfer's bytes: at the root those that it sends, elsewhere those that are here.
     pub(crate) fn counted(self, progress: Option<ProgressCounter>) -> Self {
         if let (Some(progress), Some(_)) = (&progress, &self.deliver) {
@@ -353,15 +358,9 @@ impl Transfer {
     ///
     /// Until it is copied, it is relayed from where it is.
     async fn settle_first_block(&self, first: FirstReceive) -> Result<(), TransferError> {
-        if let FirstReceive::Posted(FirstComing { from, arrival }) = first {
-            let (arrival, _) = self.exchange.waiting(WaitReason::Arriving, from, arrival).await;
-            let arrived = arrival.check(&self.exchange, &*self.owner, None).await?;
+        if let FirstReceive::Posted(FirstComing { arrival, .. }) = first {
+            let arrived = arrival.await.check_announced(&self.exchange, &*self.owner, self.shape).await?;
             let FirstContent::Staged(bytes) = arrived.content else { unreachable!("no place was provided") };
-            if arrived.shape != self.shape {
-                let (size, announced) = (arrived.shape.size, self.shape.size);
-                let what = format_args!("a message of {size} bytes, and announced one of {announced}");
-                return Err(TransferError::sent(from, what));
-            }
             if let Some(checksum) = arrived.checksum {
                 self.blocks.note_checksum(arrived.block, checksum);
             }

@@ -62,7 +62,7 @@ async fn groups_of_a_node_that_cannot_join_fail_and_say_which_node_is_missing() 
     watched(async {
         let late = Late::new(3);
         // The root waits for longer, and learns it from the member.
-        let ((root, root_joins), (member, member_joins)) =
+        let ((root, root_joins), (member, mut member_joins)) =
             futures::join!(late.start(0, AMPLE), late.start(1, Duration::from_millis(300)));
         let (pair, all) = (GroupSpec::new(1, [0, 1].map(NodeId)), GroupSpec::new(2, [0, 1, 2].map(NodeId)));
         let (sender, receiver) = futures::join!(root.create_group(pair.clone()), member.join_group(pair.clone()));
@@ -82,7 +82,13 @@ async fn groups_of_a_node_that_cannot_join_fail_and_say_which_node_is_missing() 
         );
         let refused = member.join_group(GroupSpec::new(3, [0, 1].map(NodeId))).await;
         assert!(matches!(&refused, Err(GroupError::ShuttingDown)), "{refused:?}");
-        drop((root, root_joins));
+        // The root is told before its own time is over.
+        let known = root_joins.unreachable();
+        assert!(
+            matches!(&known, Some(StartError::Unreachable { missing, .. }) if missing == &[NodeId(2)]),
+            "{known:?}"
+        );
+        drop(root);
     })
     .await;
 }
@@ -94,7 +100,7 @@ async fn a_node_that_is_dropped_or_shut_down_joins_nobody_any_more() {
         let (node, joining) = late.start(0, AMPLE).await;
         drop(node);
         assert!(matches!(joining.await, Err(StartError::ShutDown)));
-        let (node, joining) = late.start(0, AMPLE).await;
+        let (node, mut joining) = late.start(0, AMPLE).await;
         node.shutdown(Shutdown::Abort).await;
         assert!(matches!(joining.failed().await, StartError::ShutDown));
     })

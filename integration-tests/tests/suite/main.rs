@@ -17,8 +17,8 @@ mod flows;
 mod gateway;
 mod headers;
 mod integrity;
-#[cfg(target_os = "linux")]
 mod joining;
+#[cfg(target_os = "linux")]
 mod lab;
 mod members;
 mod mistakes;

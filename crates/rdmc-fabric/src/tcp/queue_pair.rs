@@ -177,9 +177,9 @@ impl RawQueuePair for TcpQueuePair {
                 set_pace(stream.tcp(), bytes_per_second).map_err(ConnectError::Unreachable)?;
             }
             this.on_host.store(stays_on_host(stream.tcp()).map_err(ConnectError::Unreachable)?, Ordering::Relaxed);
-            let is_first_sent = peer.role == Role::Active && !this.shared.config.encrypt;
+            let greets_with_padding = peer.role == Role::Active && !this.shared.config.encrypt;
             let environment = this.environment.clone();
-            environment.spawn(Box::pin(this.run(stream, is_first_sent)));
+            environment.spawn(Box::pin(this.run(stream, greets_with_padding)));
             Ok(())
         })
     }
@@ -210,9 +210,9 @@ impl TcpQueuePair {
     }
 
     /// Reads and writes until the queue pair is closed or breaks.
-    async fn run(self: Arc<Self>, stream: Connection, is_first_sent: bool) {
+    async fn run(self: Arc<Self>, stream: Connection, greets_with_padding: bool) {
         let peer = stream.tcp().peer_addr().ok();
-        let padding = self.padding(stream.tcp(), is_first_sent);
+        let padding = self.padding(stream.tcp(), greets_with_padding);
         let (mut from, mut to) = match stream.into_split() {
             Ok(halves) => halves,
             Err(error) => {
@@ -520,10 +520,10 @@ impl TcpQueuePair {
     }
 
     /// Returns how padding precedes the first request, if it does on this connection.
-    fn padding(&self, stream: &TcpStream, is_first_sent: bool) -> Option<Padding> {
+    fn padding(&self, stream: &TcpStream, greets_with_padding: bool) -> Option<Padding> {
         let interval = padding_interval(stream, &self.config, self.shared.config)?;
         let socket = socket2::SockRef::from(stream).try_clone().ok()?;
-        Some(Padding { interval, next: if is_first_sent { 2 * PADDING_FIRST } else { PADDING_FIRST }, socket })
+        Some(Padding { interval, next: if greets_with_padding { 2 * PADDING_FIRST } else { PADDING_FIRST }, socket })
     }
 
     /// Writes padding until there is something else to write: each time as much as TCP lets out in one round trip.

@@ -190,6 +190,37 @@ async fn padding_precedes_the_first_request_and_grows_to_its_bound() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
+async fn padding_begins_before_the_peer_has_answered_unless_the_connection_is_encrypted() {
+    for (tag, encrypt) in [(b"tcp3", false), (b"tls3", true)] {
+        let mut config = TcpConfig::default();
+        (config.padded_from, config.encrypt) = (Duration::ZERO, encrypt);
+        let fabric = TcpFabric::with_config(config);
+        let queue = fabric.create_completion_queue(1024, CompletionMode::Event).unwrap();
+        let config = QueuePairConfig { warm_up: true, ..QueuePairConfig::default() };
+        let queue_pair = fabric.create_queue_pair(&queue.source(), config).unwrap();
+        // Not the address that the queue pair connects from.
+        let peer = TcpListener::bind("127.0.0.2:0").await.unwrap();
+        let connecting = queue_pair.connect(at(tag, peer.local_addr().unwrap(), Role::Active));
+        let reading = async {
+            let (mut stream, _) = peer.accept().await.unwrap();
+            let (mut greeting, mut next) = ([0; 8 + 32], [0; 32]);
+            stream.read_exact(&mut greeting).await.unwrap();
+            assert_eq!(greeting[..8], DATA_MAGIC[..]);
+            stream.read_exact(&mut next).await.unwrap();
+            next
+        };
+        let next = tokio::select! {
+            next = reading => next,
+            connected = connecting => panic!("nobody has answered: {connected:?}"),
+        };
+        let begins_to_pad = next[0] == 8 && next[8..16] == (14_u64 << 10).to_le_bytes();
+        // A handshake of TLS begins with its own byte.
+        assert_eq!((begins_to_pad, next[0] == 22), (!encrypt, encrypt));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
 async fn a_peer_may_send_some_padding_and_no_more() {
     for (bytes, ended) in [(98 << 10, None), ((98 << 10) + 1, Some(WorkError::Flushed))] {
         let (fabric, queue_pair, mut stream) = warming_up().await;
@@ -218,9 +249,9 @@ fn encrypting() -> std::sync::Arc<TcpFabric> {
 }
 
 /// Describes a queue pair with this test's own nonce that listens at `address`.
-fn at(address: std::net::SocketAddr, role: Role) -> Peer {
+fn at(tag: &[u8; 4], address: std::net::SocketAddr, role: Role) -> Peer {
     let std::net::IpAddr::V4(ip) = address.ip() else { panic!("{address}") };
-    let parts = [b"tls3".as_slice(), &OWN_NONCE, &[4], &ip.octets(), &address.port().to_le_bytes()];
+    let parts = [tag.as_slice(), &OWN_NONCE, &[4], &ip.octets(), &address.port().to_le_bytes()];
     Peer { endpoint: Endpoint::new(parts.concat()).unwrap(), role, address: None }
 }
 
@@ -230,7 +261,7 @@ async fn nonces_of_encrypted_connections_do_not_cross_the_network() {
     let fabric = encrypting();
     let queue_pair = queue_pair(&fabric);
     let endpoint = queue_pair.endpoint();
-    let connecting = queue_pair.connect(at(impostor.local_addr().unwrap(), Role::Active));
+    let connecting = queue_pair.connect(at(b"tls3", impostor.local_addr().unwrap(), Role::Active));
     let overheard = async {
         let (mut stream, _) = impostor.accept().await.unwrap();
         let mut bytes = vec![0; 8 + 32];

@@ -2,6 +2,7 @@
 //!
 //! Long tests have a short form, which is the default, and a full one: see [`proof`].
 
+mod announced;
 mod campaign;
 mod conformance;
 mod distance;

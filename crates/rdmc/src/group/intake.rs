@@ -444,8 +444,8 @@ impl Intake {
     }
 
     /// Receives the first block: into the memory that was provided for the message, or into memory of its own, since
-    /// the message's size is not known yet. The root may have announced the size as well; if that comes first, the
-    /// block is still to come.
+    /// the message's size is not known yet. If it is the root that sends the block, it may
+    /// announce the size as well; if that comes first, the block is still to come.
     async fn first_block_or_size(&mut self, number: u64, source: Rank) -> Result<SizeSource, TransferError> {
         let group = self.group.clone();
         let exchange = group.exchange();
@@ -470,8 +470,10 @@ impl Intake {
         }
         .boxed();
         let announced = async {
-            // Later receives may not be posted before.
-            let _ = is_posted.await;
+            // Later receives may not be posted before. Only the root can be blamed for an announcement.
+            if is_posted.await.is_err() || !source.is_root() {
+                std::future::pending::<()>().await;
+            }
             let size = self.announced_size(number, announced).await?;
             let shape = self.shape_of(size)?;
             if shape.count.0 == 1 {

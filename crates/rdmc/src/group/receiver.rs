@@ -396,13 +396,16 @@ async fn run(
                         let rest = rest.map(|rest| (rest, relay_turns.next()));
                         let (group, number) = (&group, started);
                         running.push(async move {
+                            let is_kept = !transfer.delivers();
                             let size = match rest {
                                 None => transfer.complete().await?,
                                 Some((BlocksToCome { first, turn }, relay_turn)) => {
                                     transfer.run(first, turn, relay_turn).await?
                                 }
                             };
-                            group.message_completed(number, size);
+                            if is_kept {
+                                group.message_completed(number, size);
+                            }
                             Ok(())
                         });
                         started += 1;

@@ -192,9 +192,11 @@ async fn of_groups_that_are_never_joined_the_oldest_is_forgotten() {
         assert!(matches!(mesh.lock().groups.route(group, NodeId(1), offer()), FrameRoute::Nowhere));
     }
     let members = Arc::from([NodeId(0), NodeId(1)]);
-    let first = async |group| mesh.open_group(group, &members).expect("a new group").next().await;
-    assert!(matches!(first(GroupId(0)).await, Some(GroupEvent::Lost(..))));
-    assert!(matches!(first(GroupId(39)).await, Some(GroupEvent::Frame(NodeId(1), GroupFrame::Offer { .. }))));
+    let open = |group| mesh.open_group(group, &members).expect("a new group");
+    let (mut oldest, mut latest) = (open(GroupId(0)), open(GroupId(39)));
+    assert!(oldest.lost_early_frames() && !latest.lost_early_frames());
+    assert!(oldest.next().now_or_never().is_none(), "its frames are forgotten, and the node was never connected");
+    assert!(matches!(latest.next().await, Some(GroupEvent::Frame(NodeId(1), GroupFrame::Offer { .. }))));
 }
 
 #[tokio::test]

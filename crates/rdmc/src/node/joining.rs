@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::{BoxFuture, FutureExt};
+use futures::future::{BoxFuture, Fuse, FutureExt};
 use futures::stream::StreamExt;
 use rdmc_fabric::{ControlStream, Environment};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,14 +25,17 @@ use crate::wire::{self, Frame};
 /// the cause, and the other nodes know why.
 ///
 /// # Cancel safety
-/// Nobody waits for the missing nodes any more, and nodes that are not connected yet may take this one for gone. Shut
-/// it down.
+/// The node no longer waits for the missing nodes. Nodes that are not connected yet may report that it has gone. Shut it
+/// down.
 ///
 /// # Errors
 /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::GaveUp`] names one that has
 /// accepted the invitation and ended since; [`StartError::ShutDown`] says that this node has ended.
 #[must_use = "a node that some others do not reach is noticed only where this is awaited"]
-pub struct Joining(BoxFuture<'static, Result<(), StartError>>);
+pub struct Joining {
+    mesh: Mesh,
+    joining: Fuse<BoxFuture<'static, Result<(), StartError>>>,
+}
 
 impl Joining {
     pub(super) fn new(
@@ -42,7 +45,7 @@ impl Joining {
         invitation: InvitationStreams,
     ) -> Self {
         let (environment, mesh, fabric) = (node.environment.clone(), node.mesh.clone(), node.fabric.clone());
-        let node = Arc::downgrade(node);
+        let (node, node_mesh) = (Arc::downgrade(node), mesh.clone());
         let joining = async move {
             let connected = futures::select_biased! {
                 () = std::pin::pin!(mesh.left().fuse()) => Err(StartError::ShutDown),
@@ -58,18 +61,26 @@ impl Joining {
             }
             connected
         };
-        Self(joining.boxed())
+        Self { mesh: node_mesh, joining: joining.boxed().fuse() }
     }
 
     /// Waits until the node cannot join the others, and returns why; for ever if it does join them.
     ///
     /// # Cancel safety
-    /// As for the future itself.
-    pub async fn failed(self) -> StartError {
-        match self.await {
+    /// It may be called again.
+    pub async fn failed(&mut self) -> StartError {
+        match (&mut *self).await {
             Ok(()) => std::future::pending().await,
             Err(error) => error,
         }
+    }
+
+    /// Returns the error that names the nodes that were never connected, if there are any: they may be why a group has
+    /// failed, before the time to connect is over.
+    pub fn unreachable(&self) -> Option<StartError> {
+        let missing = self.mesh.never_met();
+        let error = StartError::Unreachable { missing, problem: self.mesh.problem() };
+        matches!(&error, StartError::Unreachable { missing, .. } if !missing.is_empty()).then_some(error)
     }
 }
 
@@ -77,7 +88,7 @@ impl Future for Joining {
     type Output = Result<(), StartError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll_unpin(cx)
+        self.joining.poll_unpin(cx)
     }
 }
 

@@ -8,7 +8,7 @@ use rdmc_fabric::{BufferMut, Inspector, Operation, ReceiveOptions, Received, Wor
 use rdmc_schedule::{BlockIndex, Rank, Step};
 
 use super::exchange::Exchange;
-use super::neighbour::GrantGuard;
+use super::neighbour::{GrantGuard, Neighbour};
 use super::port::PortTurn;
 use super::{HealedBlock, Owner, Shape, TransferError};
 use crate::checksum::{BlockIdentity, Checksum, IncrementalChecksum};
@@ -26,6 +26,8 @@ pub(super) struct ExpectedBlock {
 pub(super) enum DueBlock {
     /// The first block of a message. The message's size comes with it.
     First,
+    /// The first block of a message whose size came before it. The cell for sizes may have that of a later message.
+    Announced(Shape),
     /// A block of a message of known size.
     Known(Shape, BlockIndex),
 }
@@ -92,6 +94,11 @@ impl Exchange {
                 ArrivedBlock::check_len(from, shape, block, len)?;
                 (shape.size, Some((shape, block)))
             }
+            DueBlock::Announced(shape) => {
+                let block = self.first_of(shape);
+                ArrivedBlock::check_len(from, shape, block, len)?;
+                (shape.size, Some((shape, block)))
+            }
             DueBlock::First => {
                 let size = self.neighbour(from).message_size(imm, self.checks_blocks);
                 (size, Shape::new(size, self.block_size).map(|shape| (shape, self.first_of(shape))))
@@ -99,9 +106,16 @@ impl Exchange {
         };
         if !self.checks_blocks {
             let (shape, block) = known.ok_or_else(|| TransferError::sent(from, "a message with too many blocks"))?;
-            // The immediate of a first block is the message's size.
-            if matches!(due, DueBlock::Known(..)) && imm != block.0 {
-                return Err(TransferError::sent(from, format_args!("block {imm} where block {block} was due")));
+            match due {
+                DueBlock::Known(..) if imm != block.0 => {
+                    return Err(TransferError::sent(from, format_args!("block {imm} where block {block} was due")));
+                }
+                DueBlock::Announced(_) if !Neighbour::may_tell_size(imm, size) => {
+                    let what = format_args!("a message of {imm} bytes, and announced one of {size}");
+                    return Err(TransferError::sent(from, what));
+                }
+                // The immediate is the message's size.
+                _ => {}
             }
             return ArrivedBlock::new(from, shape, block, buffer, len, None).map(BlockArrival::Checked);
         }

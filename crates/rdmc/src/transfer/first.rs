@@ -120,6 +120,17 @@ impl FirstArrival {
         self.check(exchange, owner, None).await
     }
 
+    /// Checks the block of a message whose size was announced.
+    pub(crate) async fn check_announced(
+        mut self,
+        exchange: &Exchange,
+        owner: &dyn Owner,
+        shape: Shape,
+    ) -> Result<FirstBlock, TransferError> {
+        self.due = DueBlock::Announced(shape);
+        self.check(exchange, owner, None).await
+    }
+
     /// Checks the block; it is in its place if that was `provided`.
     pub(crate) async fn check(
         self,

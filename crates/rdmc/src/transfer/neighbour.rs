@@ -241,6 +241,11 @@ impl Neighbour {
         }
     }
 
+    /// Tells whether the immediate of a first block may be that of a message of this size.
+    pub(crate) fn may_tell_size(imm: u32, size: u64) -> bool {
+        imm & SIZE_IN_CELL != 0 || u64::from(imm) == size
+    }
+
     // Sending blocks.
 
     /// Tells whether one more send may be unacknowledged now, of at most twice `window`.
