@@ -265,7 +265,9 @@ impl Transfer {
             }
             arriving.blocks.push(receive.block, arriving_block);
         }
-        untold.into_iter().for_each(Neighbour::announce_grants_if_due);
+        // A distant sender would wait a round trip for the last grants.
+        let announce = if self.runs_free() { Neighbour::announce_grants } else { Neighbour::announce_grants_if_due };
+        untold.into_iter().for_each(announce);
         turn.end();
         self.all_of(arriving, WaitReason::Arriving).await
     }

@@ -210,7 +210,15 @@ impl Neighbour {
         let (given, told) = (self.given.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
         // Grants of a transfer that failed count as used up, told or not.
         let unused = told.saturating_sub(self.arrived.get());
-        if given == told || given - told < unused {
+        if given - told >= unused {
+            self.announce_grants();
+        }
+    }
+
+    /// Announces all grants to the neighbour.
+    pub(crate) fn announce_grants(&self) {
+        let (given, told) = (self.given.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
+        if given == told {
             return;
         }
         self.told.store(given, Ordering::Relaxed);
