@@ -199,8 +199,8 @@ pub struct Meeting {
 type FirstBytes = dyn Fn(&TcpStream) -> Vec<u8> + Send + Sync;
 
 impl Meeting {
-    /// Sends bytes right behind the nonces, before the peer has proved who it is, if this end opens a connection that is
-    /// not encrypted.
+    /// Sends bytes right behind the nonces, before the peer has proved who it is, if this end opens a connection in
+    /// clear.
     pub(crate) fn followed_by(mut self, bytes: impl Fn(&TcpStream) -> Vec<u8> + Send + Sync + 'static) -> Self {
         self.first_bytes = Some(Box::new(bytes));
         self

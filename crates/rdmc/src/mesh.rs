@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
@@ -29,6 +29,7 @@ pub(crate) mod listener;
 mod liveness;
 pub(crate) mod members;
 mod outbox;
+mod reach;
 pub(crate) mod roster;
 
 use ahead::ConnectionAhead;
@@ -37,6 +38,7 @@ use listener::NodeConnection;
 use liveness::{LastHeard, Liveness, Stall};
 use members::{LinkHistory, Subscriptions};
 use outbox::{Outbox, PostError};
+use reach::Reached;
 
 /// One node's control connections and the groups they serve.
 #[derive(Clone)]
@@ -96,14 +98,6 @@ struct Link {
     liveness: Liveness,
     /// Ends the connection.
     cut: mpsc::Sender<FailureCause>,
-}
-
-/// A node that takes connections, as seen when the last one was opened.
-#[derive(Clone, Copy)]
-struct Reached {
-    address: Option<IpAddr>,
-    /// The operating system's measurement; `None` if it does not measure.
-    round_trip: Option<Duration>,
 }
 
 /// An event of the mesh, for a group.
@@ -226,119 +220,6 @@ impl Mesh {
         self.lock().links.get(&node).and_then(|link| link.address)
     }
 
-    /// Returns where a node listens, if the round trip to it is known and takes at least so long. Only for a node to
-    /// which this one opens the connections.
-    pub(crate) fn distant_peer(&self, node: NodeId, at_least: Duration) -> Option<SocketAddr> {
-        let (_, port) = self.0.members.get(&node)?.rsplit_once(':')?;
-        let Reached { address, round_trip } = self.lock().reached.get(&node).copied()?;
-        (round_trip? >= at_least).then_some(SocketAddr::new(address?, port.parse().ok()?))
-    }
-
-    /// Tells whether the round trip to a node is known and takes at least so long. Only for a node to which this one
-    /// opens the connections.
-    pub(crate) fn is_distant(&self, node: NodeId, at_least: Duration) -> bool {
-        let reached = self.lock().reached.get(&node).copied();
-        reached.and_then(|reached| reached.round_trip).is_some_and(|round_trip| round_trip >= at_least)
-    }
-
-    /// Waits until every other node is connected.
-    pub(crate) async fn complete(&self) {
-        // Counted, since a node of a large cluster checks very often. The links are those of members.
-        self.until(|state| state.links.len() + 1 >= self.0.members.len()).await;
-    }
-
-    /// Waits until a condition holds that changes with the connections.
-    async fn until(&self, condition: impl Fn(&MeshState) -> bool) {
-        let mut changes = self.0.changes.subscribe();
-        while !condition(&self.lock()) {
-            changes.changed().await.expect("the sender lives in self");
-        }
-    }
-
-    /// Waits until a node is connected, or this one has opened a connection to it.
-    pub(crate) async fn contact_with(&self, node: NodeId) {
-        self.until(|state| state.reached.contains_key(&node) || state.links.contains_key(&node)).await;
-    }
-
-    /// Waits until a node is connected.
-    pub(crate) async fn connection_to(&self, node: NodeId) {
-        self.until(|state| state.links.contains_key(&node)).await;
-    }
-
-    /// Waits until all these nodes are connected, or were and are lost.
-    pub(crate) async fn connections_to(&self, nodes: &[NodeId]) {
-        let was_met = |state: &MeshState, node| node == self.0.me || state.histories.contains_key(&node);
-        self.until(|state| nodes.iter().all(|&node| was_met(state, node))).await;
-    }
-
-    /// Waits until this node leaves.
-    pub(crate) async fn left(&self) {
-        self.until(|state| state.leaving).await;
-    }
-
-    /// Tells whether a node is this one, or is connected.
-    pub(crate) fn is_connected(&self, node: NodeId) -> bool {
-        node == self.0.me || self.lock().links.contains_key(&node)
-    }
-
-    /// Waits until this process could not open a connection because it has too many descriptors open.
-    pub(crate) async fn out_of_descriptors(&self) {
-        self.until(|state| state.out_of_descriptors).await;
-    }
-
-    fn note_if_out_of_descriptors(&self, error: &io::Error) {
-        if matches!(error.raw_os_error(), Some(ENFILE | EMFILE)) {
-            self.lock().out_of_descriptors = true;
-            self.0.changes.send_modify(|count| *count += 1);
-        }
-    }
-
-    /// Returns the nodes that are not connected, or only those that never were, if there are any.
-    ///
-    /// The other nodes may only have given these up sooner than this node.
-    pub(crate) fn missing(&self) -> Vec<NodeId> {
-        let never_met = self.never_met();
-        if !never_met.is_empty() {
-            return never_met;
-        }
-        let state = self.lock();
-        let missing = |node: &NodeId| *node != self.0.me && !state.links.contains_key(node);
-        self.0.members.keys().copied().filter(missing).collect()
-    }
-
-    /// Returns the nodes that were never connected.
-    pub(crate) fn never_met(&self) -> Vec<NodeId> {
-        let state = self.lock();
-        let never_met = |node: &NodeId| *node != self.0.me && !state.histories.contains_key(node);
-        self.0.members.keys().copied().filter(never_met).collect()
-    }
-
-    /// Returns the last problem with any node that is not connected.
-    pub(crate) fn problem(&self) -> String {
-        let missing = self.missing();
-        let state = self.lock();
-        let problem = missing.iter().find_map(|node| Some(format!("node {node}: {}", state.problems.get(node)?)));
-        problem.unwrap_or_else(|| "they did not connect".to_owned())
-    }
-
-    /// Returns why this node, which does not reach some others, can be in no group with them: names them by their
-    /// addresses, with the last problem of each.
-    pub(crate) fn isolation(&self) -> FailureCause {
-        let missing = self.missing();
-        let state = self.lock();
-        let told = missing.iter().take(MISSING_NAMED_MAX).map(|node| {
-            let address = &self.0.members[node];
-            match state.problems.get(node) {
-                Some(problem) if problem.starts_with(address.as_str()) => problem.clone(),
-                Some(problem) => format!("{address}: {problem}"),
-                None => format!("{address}: it did not connect"),
-            }
-        });
-        let told = told.collect::<Vec<_>>().join(", ");
-        let told = told.chars().take(PROBLEM_CHARS_MAX).collect::<String>();
-        FailureCause::DataConnection { what: format!("no connection to {told} (all members must reach each other)") }
-    }
-
     /// Keeps a connection to `peer` open, for ever. The first one may be open already.
     pub(crate) async fn dial(self, peer: NodeId, mut ahead: Option<ConnectionAhead>) {
         let environment = &*self.0.environment;
@@ -376,8 +257,7 @@ impl Mesh {
             Some(Ok(open)) => open.stream,
             _ => environment.connect(address).await.map_err(name)?,
         };
-        let reached = Reached { address: stream.peer_address(), round_trip: stream.round_trip() };
-        self.lock().reached.insert(peer, reached);
+        self.lock().reached.insert(peer, Reached::by(&*stream));
         self.0.changes.send_modify(|count| *count += 1);
         let mut stream = self.0.peers.secure(environment, stream, peer, address).await.map_err(name)?;
         let MeshShared { cluster, me: from, incarnation, .. } = *self.0;
@@ -724,9 +604,6 @@ async fn notify(groups: &[mpsc::Sender<InboxEvent>], serial: u64, event: &GroupE
     }
 }
 
-/// Errors of the operating system: too many open files in all, and in this process.
-const ENFILE: i32 = 23;
-const EMFILE: i32 = 24;
 /// How long connecting and greeting may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// First pause before a connection is tried again; doubles up to the longest.
@@ -735,10 +612,6 @@ const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a node that has not started waits until its last frames are written.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
-/// Most nodes that are named as not reached.
-const MISSING_NAMED_MAX: usize = 4;
-/// Most characters about them.
-const PROBLEM_CHARS_MAX: usize = 600;
 /// The share of the detection time for which arrived frames are read from a connection that takes no more.
 const UNREAD_SHARE: u32 = 4;
 /// Bytes to read at once; longer frames are read directly into their memory.

@@ -467,8 +467,8 @@ impl Node {
     /// Creates a group with this node as the root, the only sender (DSN §3).
     ///
     /// All members call [`create_group`](Self::create_group) or [`join_group`](Self::join_group) with the same
-    /// specification, in any order and concurrently with other groups. Each waits for its neighbours, and until its node
-    /// is connected to those of all members.
+    /// specification, in any order and concurrently with other groups. Each waits for its neighbours, and until its
+    /// node is connected to those of all members.
     ///
     /// # Cancel safety
     /// Dropping the future abandons the group: the others learn that this member has left.

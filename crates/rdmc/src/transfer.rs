@@ -37,7 +37,7 @@ pub(crate) mod waits;
 use arrival::{ArrivedBlock, BlockArrival, DueBlock, ExpectedBlock};
 pub(crate) use blocks::Blocks;
 use exchange::Exchange;
-pub(crate) use first::{FirstArrival, FirstBlock, FirstComing, FirstContent, FirstReceive};
+pub(crate) use first::{FirstArrival, FirstBlock, FirstContent, FirstReceive};
 use in_flight::{BlockTraffic, InFlight, IncomingBlocks, OutgoingBlocks, SentBlock};
 use neighbour::Neighbour;
 use pending::PendingHops;
@@ -360,7 +360,7 @@ impl Transfer {
     ///
     /// Until it is copied, it is relayed from where it is.
     async fn settle_first_block(&self, first: FirstReceive) -> Result<(), TransferError> {
-        if let FirstReceive::Posted(FirstComing { arrival, .. }) = first {
+        if let FirstReceive::Posted(arrival) = first {
             let arrived = arrival.await.check_announced(&self.exchange, &*self.owner, self.shape).await?;
             let FirstContent::Staged(bytes) = arrived.content else { unreachable!("no place was provided") };
             if let Some(checksum) = arrived.checksum {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::Either;
+use futures::future::{BoxFuture, Either};
 use rdmc_fabric::{Buffer, BufferMut, ObjectDescriptor};
 use rdmc_schedule::{BlockIndex, Rank};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
@@ -20,8 +20,8 @@ use crate::sync::lock;
 use crate::table::{IncomingRing, Slot, ring};
 use crate::transfer::waits::WaitReason;
 use crate::transfer::{
-    Blocks, FirstArrival, FirstBlock, FirstComing, FirstContent, FirstReceive, HopPlan, ProgressCounter, Shape,
-    Transfer, TransferError, Turn, Turnstile,
+    Blocks, FirstArrival, FirstBlock, FirstContent, FirstReceive, HopPlan, ProgressCounter, Shape, Transfer,
+    TransferError, Turn, Turnstile,
 };
 
 /// The source of the memory of messages.
@@ -53,7 +53,7 @@ pub(super) struct Intake {
 
 /// A first block that is waited for before its message is known.
 enum FirstAhead {
-    Coming(FirstComing),
+    Coming { from: Rank, block: BoxFuture<'static, FirstArrival> },
     Here(FirstArrival),
 }
 
@@ -61,7 +61,7 @@ enum FirstAhead {
 enum SizeSource {
     Block(FirstBlock),
     /// The first block is still to come.
-    Announcement(Shape, FirstComing),
+    Announcement(Shape, FirstAhead),
 }
 
 /// What has begun.
@@ -87,8 +87,8 @@ pub(super) struct BlocksToCome {
 impl FirstAhead {
     /// Receives the first block, if it is still to come. Returns only if that fails.
     async fn failed(ahead: &mut Option<Self>) -> TransferError {
-        if let Some(Self::Coming(FirstComing { arrival, .. })) = ahead {
-            let arrival = arrival.await;
+        if let Some(Self::Coming { block, .. }) = ahead {
+            let arrival = block.await;
             if let Some(error) = arrival.failure() {
                 return error;
             }
@@ -97,10 +97,10 @@ impl FirstAhead {
         std::future::pending().await
     }
 
-    fn into_coming(self) -> FirstComing {
+    fn into_arrival(self) -> BoxFuture<'static, FirstArrival> {
         match self {
-            Self::Coming(coming) => coming,
-            Self::Here(arrival) => FirstComing { from: arrival.from(), arrival: std::future::ready(arrival).boxed() },
+            Self::Coming { block, .. } => block,
+            Self::Here(arrival) => std::future::ready(arrival).boxed(),
         }
     }
 }
@@ -173,7 +173,7 @@ impl Intake {
             (None, Some(source)) => match self.first_block_or_size(number, source).await? {
                 SizeSource::Block(first) => (self.checked(first.shape)?, Some(first)),
                 SizeSource::Announcement(shape, block) => {
-                    coming = Some(FirstAhead::Coming(block));
+                    coming = Some(block);
                     (shape, None)
                 }
             },
@@ -212,7 +212,7 @@ impl Intake {
             return Ok((self, Begun::Transfer(StartedTransfer { transfer, rest: None })));
         }
         let first = match coming {
-            Some(coming) => FirstReceive::Posted(coming.into_coming()),
+            Some(coming) => FirstReceive::Posted(coming.into_arrival()),
             None if is_here => FirstReceive::Done,
             None => FirstReceive::Due,
         };
@@ -306,15 +306,15 @@ impl Intake {
         let asked = self.first_ahead.content().take();
         let Some(from) = source.filter(|_| asked.is_none()) else { return Ok(asked) };
         let (group, staging) = (self.group.clone(), self.staging(self.group.block_size() as usize)?);
-        let arrival = async move { FirstArrival::receive(group.exchange(), number, from, staging, || ()).await };
-        Ok(Some(FirstAhead::Coming(FirstComing { from, arrival: arrival.boxed() })))
+        let block = async move { FirstArrival::receive(group.exchange(), number, from, staging, || ()).await };
+        Ok(Some(FirstAhead::Coming { from, block: block.boxed() }))
     }
 
     /// Waits for the first block of a message that comes in blocks, if it was asked for.
     async fn first_block_ahead(&mut self, number: u64, shape: Shape) -> Result<Option<FirstBlock>, TransferError> {
         let arrival = match self.first_ahead.content().take() {
-            Some(FirstAhead::Coming(FirstComing { from, arrival })) => {
-                self.group.exchange().waiting(WaitReason::Arriving, from, arrival).await.0
+            Some(FirstAhead::Coming { from, block }) => {
+                self.group.exchange().waiting(WaitReason::Arriving, from, block).await.0
             }
             Some(FirstAhead::Here(arrival)) => arrival,
             None => return Ok(None),
@@ -444,8 +444,8 @@ impl Intake {
     }
 
     /// Receives the first block: into the memory that was provided for the message, or into memory of its own, since
-    /// the message's size is not known yet. If it is the root that sends the block, it may
-    /// announce the size as well; if that comes first, the block is still to come.
+    /// the message's size is not known yet. The root may announce the size of a message whose first block it sends. If
+    /// that comes first, the block is still to come.
     async fn first_block_or_size(&mut self, number: u64, source: Rank) -> Result<SizeSource, TransferError> {
         let group = self.group.clone();
         let exchange = group.exchange();
@@ -464,7 +464,7 @@ impl Intake {
         }
         let (staging, (posted, is_posted)) = (self.staging(self.group.block_size() as usize)?, oneshot::channel());
         let receiving = group.clone();
-        let mut arrival = async move {
+        let mut block = async move {
             let posted = || _ = posted.send(());
             FirstArrival::receive(receiving.exchange(), number, source, staging, posted).await
         }
@@ -483,12 +483,12 @@ impl Intake {
             Ok::<_, TransferError>(shape)
         };
         let early = futures::select_biased! {
-            early = (&mut arrival).fuse() => Either::Left(early),
+            early = (&mut block).fuse() => Either::Left(early),
             shape = std::pin::pin!(announced.fuse()) => Either::Right(shape?),
         };
         Ok(match early {
             Either::Left(arrival) => SizeSource::Block(arrival.check(exchange, &*group, None).await?),
-            Either::Right(shape) => SizeSource::Announcement(shape, FirstComing { from: source, arrival }),
+            Either::Right(shape) => SizeSource::Announcement(shape, FirstAhead::Coming { from: source, block }),
         })
     }
 

@@ -373,13 +373,18 @@ async fn run(
     let all = intake.all();
     let mut starting: futures::future::Fuse<OwnedFuture<_>> = intake.start(started).boxed().fuse();
     let mut closing = std::pin::pin!(group.end.closing().fuse());
-    // The digests of messages that were interrupted are known when they are sent on.
-    let may_confirm_early = group.membership.prior.interrupted().is_empty();
-    let mut has_all = std::pin::pin!(group.end.has_all().fuse());
+    let has_all = async {
+        // The digests of messages that were interrupted are known when they are sent on.
+        if !group.membership.prior.interrupted().is_empty() {
+            std::future::pending::<()>().await;
+        }
+        group.end.has_all().await;
+    };
+    let mut has_all = std::pin::pin!(has_all.fuse());
     let mut messages = all;
     let mut confirmed = false;
     loop {
-        if messages == Some(started) && (running.is_empty() || may_confirm_early && has_all.is_terminated()) {
+        if messages == Some(started) && (running.is_empty() || has_all.is_terminated()) {
             break;
         }
         futures::select_biased! {

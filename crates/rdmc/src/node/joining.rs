@@ -25,8 +25,8 @@ use crate::wire::{self, Frame};
 /// the cause, and the other nodes know why.
 ///
 /// # Cancel safety
-/// The node no longer waits for the missing nodes. Nodes that are not connected yet may report that it has gone. Shut it
-/// down.
+/// The node no longer waits for the missing nodes. Nodes that are not connected yet may report that it has gone. So
+/// shut it down.
 ///
 /// # Errors
 /// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::GaveUp`] names one that has
@@ -79,8 +79,7 @@ impl Joining {
     /// failed, before the time to connect is over.
     pub fn unreachable(&self) -> Option<StartError> {
         let missing = self.mesh.never_met();
-        let error = StartError::Unreachable { missing, problem: self.mesh.problem() };
-        matches!(&error, StartError::Unreachable { missing, .. } if !missing.is_empty()).then_some(error)
+        (!missing.is_empty()).then(|| StartError::Unreachable { missing, problem: self.mesh.problem() })
     }
 }
 

@@ -56,15 +56,9 @@ pub(crate) enum FirstReceive {
     /// It is posted with the others.
     Due,
     /// It is posted: the message's size came before the block.
-    Posted(FirstComing),
+    Posted(BoxFuture<'static, FirstArrival>),
     /// The block has arrived.
     Done,
-}
-
-/// A first block whose receive is posted.
-pub(crate) struct FirstComing {
-    pub(crate) from: Rank,
-    pub(crate) arrival: BoxFuture<'static, FirstArrival>,
 }
 
 /// A first block that has arrived and is not checked.
@@ -96,10 +90,6 @@ impl FirstArrival {
         let outcome = operation.await;
         drop(granted);
         Self { expected, message, due: DueBlock::First, outcome }
-    }
-
-    pub(crate) fn from(&self) -> Rank {
-        self.expected.from
     }
 
     /// Returns why it did not arrive.
