@@ -25,8 +25,10 @@
 # Prints comma-separated values, medians over the rounds: the case; seconds until the first byte; seconds in all; the
 # share of the whole, and after two seconds: the rate of payload over the rate that headers leave of MBIT, or of the
 # policer; the Jain index of connections (benches/wan.rs); packets that the edges lost, and that the policer or a full
-# cable dropped, server to client; the MiB of memory that the larger gateway had at most; seconds of each round.
-# Programs other than `wan` are measured as a whole, with their start; their other values are printed as 0 or `-`.
+# cable dropped, server to client; the MiB of memory that the larger gateway had at most; the processor time of the
+# server, of the gateways and of the client, in seconds for each GiB, with what the kernel does in their name; the
+# seconds of each round. Programs other than `wan` are measured as a whole, with their start; their other values are
+# printed as 0 or `-`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-3} mib=${2:-64}
@@ -177,11 +179,50 @@ whole() {
     local begun ended
     rm -f "$work/into/file"
     begun=$(date +%s%N)
-    at client "$@" >/dev/null 2>"$work/errors" || { cat "$work/errors" >&2; return 1; }
+    timed "$@" >/dev/null 2>"$work/errors" || { cat "$work/errors" >&2; return 1; }
     ended=$(date +%s%N)
     cmp "$work/file" "$work/into/file" >&2 || return 1
     rm "$work/into/file"
     awk "BEGIN { t = ($ended - $begun) / 1e9; printf \"0 - %.3f %.1f - -\n\", t, $mib * 8.388608 / t }"
+}
+
+# Prints the processor time that the server and the gateways have used so far, in seconds.
+used() {
+    local server gateways
+    server=$(family "$server_pid")
+    gateways=${gateway_pids[*]+"${gateway_pids[*]}"}
+    # shellcheck disable=SC2086 # process ids
+    echo "$(used_by $server) $(used_by $gateways)"
+}
+
+# Prints a process and all below it: family PID
+family() {
+    local child
+    echo "$1"
+    for child in $(cat "/proc/$1/task/"*/children 2>/dev/null || true); do family "$child"; done
+}
+
+# Prints the processor time of processes, and of the children that they have waited for: used_by PID...
+used_by() {
+    local pid
+    # A name may have spaces. A process may have ended.
+    for pid in "$@"; do sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null || true; done |
+        awk -v hertz="$(getconf CLK_TCK)" '{ ticks += $12 + $13 + $14 + $15 } END { print ticks / hertz }'
+}
+
+# Prints processor seconds for each GiB, from what `used` has printed before and after: each_gib BEFORE AFTER CLIENT
+each_gib() {
+    awk -v mib="$mib" -v gateways=${#gateway_pids[@]} '{
+        printf "%.2f ", ($3 - $1) * 1024 / mib
+        printf gateways ? "%.2f " : "- ", ($4 - $2) * 1024 / mib
+        printf "%.2f\n", ($5 + $6) * 1024 / mib
+    }' <<<"$*"
+}
+
+# Runs a command at the client, and notes its processor time: timed COMMAND...
+timed() {
+    local TIMEFORMAT='%U %S'
+    { time at client "$@" 2>&3; } 3>&2 2>"$work/time"
 }
 
 # Gets all bytes, and prints what `wan` prints: fetch KIND ARGUMENT...
@@ -189,9 +230,9 @@ fetch() {
     local kind=$1
     shift
     case $kind in
-    session) at client "$program" get $server:7471 --mib "$mib" "$@" ;;
-    tcp) at client "$program" tcp-get $server:7471 --mib "$mib" "$@" ;;
-    gateway) at client "$program" tcp-get 10.78.1.2:7471 --mib "$mib" "$@" ;;
+    session) timed "$program" get $server:7471 --mib "$mib" "$@" ;;
+    tcp) timed "$program" tcp-get $server:7471 --mib "$mib" "$@" ;;
+    gateway) timed "$program" tcp-get 10.78.1.2:7471 --mib "$mib" "$@" ;;
     files) whole "$rdmc" get --quiet "$@" "$server:7471/file" "$work/into" ;;
     gridftp) whole globus-url-copy "$@" "ftp://$server:7471$work/file" "file://$work/into/file" ;;
     scp)
@@ -225,8 +266,10 @@ for ((round = 0; round < rounds; round++)); do
             done
         done
         dropped "$case" >/dev/null
+        before=$(used)
         result=$(fetch "${of_client[@]}")
-        taken[$case]+="$result $(dropped "$case") $(memory)"$'\n'
+        cost=$(each_gib "$before" "$(used)" "$(cat "$work/time")")
+        taken[$case]+="$result $(dropped "$case") $(memory) $cost"$'\n'
         stop
     done
 done
@@ -243,12 +286,14 @@ path=$(awk "BEGIN {
     if (policed > 0 && policed < mbit) mbit = policed
     print mbit * 1448 / 1514
 }")
-echo "case,first_s,total_s,share,share_after_2_s,fairness,lost,policed,full,memory_mib,rounds"
+echo "case,first_s,total_s,share,share_after_2_s,fairness,lost,policed,full,memory_mib,server_cpu,gateways_cpu,\
+client_cpu,rounds"
 for case in "$@"; do
     lines=${taken[$case]}
     # shellcheck disable=SC2046 # numbers
-    printf '%s,%s,%s,%.3f,%.3f,%s,%s,%s,%s,%s,%s\n' "${case//,/ }" $(median 2 "$lines") $(median 3 "$lines") \
+    printf '%s,%s,%s,%.3f,%.3f,%s,%s,%s,%s,%s,%s,%s,%s,%s\n' "${case//,/ }" $(median 2 "$lines") $(median 3 "$lines") \
         $(awk "BEGIN { a = \"$(median 5 "$lines")\"; print $(median 4 "$lines") / $path, (a + 0) / $path }") \
         $(median 6 "$lines") $(median 7 "$lines") $(median 8 "$lines") $(median 9 "$lines") $(median 10 "$lines") \
+        $(median 11 "$lines") $(median 12 "$lines") $(median 13 "$lines") \
         "$(printf '%s' "$lines" | awk '{ printf "%s%s", sep, $3; sep = " " }')"
 done
