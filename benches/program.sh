@@ -6,7 +6,9 @@
 # More arguments of the program may follow an algorithm, after plus signs: `hybrid+--racks+0,2/1,3`. The second column
 # has `;` in place of commas.
 # `get` and `http` are no algorithms: the first receiver runs `rdmc get`, or curl, which gets the file from a server in
-# Python over one plain TCP connection. They are measured only with one receiver.
+# Python over one plain TCP connection. They are measured only with one receiver. `gridftp` is globus-url-copy to a
+# globus-gridftp-server at each receiver, without security; with several, the first one multicasts to the others
+# (libglobus-xio-gridftp-multicast).
 #
 # With UPLINK_MBIT the hosts stand in RACKS racks (or sites), each in the rack after that of the host before it. Each
 # rack has an uplink of that rate in either direction. QUEUE bytes wait at each port of a switch at most.
@@ -28,7 +30,7 @@ pids=()
 finish() {
     kill "${pids[@]}" 2>/dev/null || true
     [ ${#pids[@]} -eq 0 ] || wait "${pids[@]}" 2>/dev/null || true
-    rm -rf "$work"
+    rm -rf "$work" "/etc/netns/$name-"*
     down
 }
 trap finish EXIT
@@ -56,6 +58,17 @@ if [[ " $algorithms " == *" http "* ]]; then
 fi
 for ((i = 1; i < hosts; i++)); do
     mkdir "$work/$i"
+    if [[ " $algorithms " == *" gridftp"* ]]; then
+        # It asks for the name of its address: nobody waits for a name server.
+        mkdir -p "/etc/netns/$name-$i"
+        echo 'hosts: files' >"/etc/netns/$name-$i/nsswitch.conf"
+        # It takes only names of users, who must be able to write there.
+        chmod 755 "$work" && chmod 777 "$work/$i"
+        ip netns exec "$name-$i" globus-gridftp-server -aa -anonymous-user nobody -anonymous-group nogroup \
+            -control-interface "10.77.0.$((i + 1))" -data-interface "10.77.0.$((i + 1))" -p 7474 \
+            -dc-whitelist tcp -fs-whitelist file,gridftp_multicast >/dev/null 2>&1 &
+        pids+=($!)
+    fi
     ip netns exec "$name-$i" "$program" recv --quiet --listen "10.77.0.$((i + 1)):7471" --dir "$work/$i" &
     pids+=($!)
 done
@@ -65,17 +78,29 @@ until_listening() { # HOST PORT
     until [ -n "$(ip netns exec "$name-$1" ss -Hltn "( sport = $2 )")" ]; do sleep 0.1; done
 }
 for port in "${served[@]}"; do until_listening 0 "$port"; done
-for ((i = 1; i < hosts; i++)); do until_listening $i 7471; done
+for ((i = 1; i < hosts; i++)); do
+    until_listening $i 7471
+    [[ " $algorithms " != *" gridftp"* ]] || until_listening $i 7474
+done
 
 # Brings the file to the first N receivers; prints the seconds it took: bring_to N ALGORITHM[+ARGUMENT...]
 bring_to() {
-    local to='' begun ended i arguments command
+    local to='' begun ended i arguments command urls=()
     IFS=+ read -ra arguments <<<"$2"
-    for ((i = 1; i <= $1; i++)); do to+=${to:+,}10.77.0.$((i + 1)):7471; done
+    for ((i = 1; i <= $1; i++)); do
+        to+=${to:+,}10.77.0.$((i + 1)):7471
+        urls+=("ftp://10.77.0.$((i + 1)):7474$work/$i/file")
+    done
     command=("$name-0" "$program" send --quiet --algorithm "${arguments[@]}" --to "$to" "$work/0/file")
     [ "${arguments[0]}" != get ] ||
         command=("$name-1" "$program" get --quiet "${arguments[@]:1}" 10.77.0.1:7472/file "$work/1")
     [ "${arguments[0]}" != http ] || command=("$name-1" curl -sf -o "$work/1/file" http://10.77.0.1:7473/file)
+    if [ "${arguments[0]}" = gridftp ]; then
+        printf '%s\n' "${urls[@]:1}" >"$work/urls"
+        command=("$name-0" globus-url-copy "${arguments[@]:1}")
+        [ "$1" = 1 ] || command+=(-multicast "$work/urls")
+        command+=("file://$work/0/file" "${urls[0]}")
+    fi
     begun=$(date +%s%N)
     ip netns exec "${command[@]}" || exit 1
     ended=$(date +%s%N)
