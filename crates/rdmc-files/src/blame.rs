@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use rdmc::{FailedMember, FailureCause, GroupFailure, InviteFailure, NodeId};
+use rdmc::{FailedMember, FailureCause, GroupFailure, InviteFailure};
 use serde::Serialize;
 
 use crate::wording::Wording;
@@ -104,12 +104,6 @@ impl FailedPeer {
         Self { node, address: Some(address.to_owned()), cause, message: printable(&message) + &remedy }
     }
 
-    /// Describes a receiver that accepted the invitation, and then could not be connected with.
-    pub(crate) fn unreachable(node: NodeId, address: &str, problem: &str) -> Self {
-        let message = format!("could not be reached: {}", printable(problem));
-        Self { node: node.0, address: Some(address.to_owned()), cause: PeerFailure::Unreachable, message }
-    }
-
     /// Returns the peer's number: 0 is the sender, and the receivers count from 1 in the sender's order.
     pub fn node(&self) -> u32 {
         self.node
@@ -169,6 +163,7 @@ impl PeerFailure {
             FailureCause::Corrupted { .. } => Self::Corrupted,
             FailureCause::Diverged => Self::Diverged,
             FailureCause::Resources { .. } => Self::Resources,
+            FailureCause::Unreachable { .. } => Self::Unreachable,
             _ => Self::Other,
         }
     }
@@ -236,6 +231,7 @@ pub(crate) fn stopped_before(failure: &GroupFailure) -> Option<Duration> {
             failed.cause,
             FailureCause::ConnectionLost
                 | FailureCause::Unresponsive { .. }
+                | FailureCause::Unreachable { .. }
                 | FailureCause::DataConnection { .. }
                 | FailureCause::Abandoned
                 | FailureCause::NotJoined

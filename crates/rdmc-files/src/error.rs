@@ -184,22 +184,15 @@ impl Problem {
         }
     }
 
-    /// Tells whether others have failed, and all of them because they did not reach somebody, or were not reached.
-    pub(crate) fn is_of_connections(&self) -> bool {
-        let of_connections = |peer: &FailedPeer| {
-            use PeerFailure::{ConnectionLost, DataConnection, Left, NotJoined, Unreachable, Unresponsive};
-            matches!(peer.cause(), ConnectionLost | DataConnection | Left | NotJoined | Unreachable | Unresponsive)
-        };
-        !self.failed.is_empty() && self.failed.iter().all(of_connections)
-    }
-
     /// Makes a refusal a local problem if this process has reached its limit of open files, and a partial delivery if
     /// this process has failed and its limit is low. Says so of other partial deliveries, too. It is called at node
     /// `me` while the connections to the members are open.
     pub(crate) fn blamed_on_limit(self, me: NodeId, members: usize) -> Self {
         // A connection that could not be accepted here is broken for the peer.
-        let broke =
-            |peer: &FailedPeer| matches!(peer.cause(), PeerFailure::DataConnection | PeerFailure::ConnectionLost);
+        let broke = |peer: &FailedPeer| {
+            use PeerFailure::{ConnectionLost, DataConnection, Unreachable};
+            matches!(peer.cause(), ConnectionLost | DataConnection | Unreachable)
+        };
         let lacks = |peer: &FailedPeer| peer.cause() == PeerFailure::Resources || broke(peer);
         let lacked = self.failed.iter().any(|peer| peer.node() == me.0 && lacks(peer));
         let may_be = descriptors::names_limit(&self.message) || self.failed.iter().any(broke);

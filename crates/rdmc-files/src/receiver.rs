@@ -12,7 +12,7 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, Stream, StreamExt};
 use rdmc::{
     GroupError, GroupFailure, GroupSpec, Invitation, InvitationWithdrawn, Listener, Node, NodeBuilder, NodeId, Offer,
-    OfferReceiver, Security, Shutdown, StartError,
+    OfferReceiver, Security, Shutdown,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -359,7 +359,8 @@ impl Sessions {
         let groups = announcement.groups(nodes, fabric.medium())?;
         let plan = announcement.plans.on(fabric.medium()).into();
         let pool_bytes_max = self.offered.pool_bytes(&fabric, self.pool_bytes_max, staging_bytes(&announcement));
-        let (node, mut joining) = builder.pool_bytes_max(pool_bytes_max).start_joining().await.map_err(unstarted)?;
+        // Its groups name the members that are not reached.
+        let (node, _joining) = builder.pool_bytes_max(pool_bytes_max).start_joining().await?;
         let outcome = async {
             let AgreedFiles { manifest, store } = match agreed {
                 Some(agreed) => agreed,
@@ -381,17 +382,10 @@ impl Sessions {
             Ok(())
         };
         let outcome = tokio::select! {
-            // First, since the groups fail as well.
-            biased;
-            error = joining.failed() => return Err(unstarted(error)),
             outcome = outcome => outcome,
             () = self.stop.due() => Err(Kind::Stopped.problem("")),
         };
-        let outcome = outcome.map_err(|problem| match joining.unreachable().filter(|_| problem.is_of_connections()) {
-            // The others may have given it up before its time was over here.
-            Some(error) => unstarted(error),
-            None => problem.blamed_on_limit(node.id(), receivers),
-        });
+        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(node.id(), receivers));
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome
@@ -500,14 +494,6 @@ async fn take_manifest(
             group.refuse(&error.reason());
             Err(if error.kind == Kind::Busy { error } else { error.of_kind(Kind::Refused) })
         }
-    }
-}
-
-/// Returns why the cluster was not formed.
-fn unstarted(error: StartError) -> Problem {
-    match error {
-        StartError::Unreachable { .. } | StartError::GaveUp { .. } => Problem::from(error).of_kind(Kind::Refused),
-        local => local.into(),
     }
 }
 

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use rdmc::{
-    Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, Hybrid, InviteOptions, Joining, Memory,
-    Node, NodeBuilder, NodeId, Security, SendError, Shutdown, SlowReceivers, Spine, StartError,
+    Algorithm, Buffer, DetectionError, GroupError, GroupFailure, GroupSpec, Hybrid, InviteOptions, Memory, Node,
+    NodeBuilder, NodeId, Security, SendError, Shutdown, SlowReceivers, Spine,
 };
 use rdmc_schedule::{BlockCount, Rank, Schedule};
 
 use crate::announcement::{Announcement, Conclusion, FileGroups, OnFailure, Reply, UNDER_WAY_MAX, WirePlan};
 use crate::attempts::Attempts;
-use crate::blame::{FailedPeer, PeerFailure};
+use crate::blame::PeerFailure;
 use crate::costs::{Path, PortRate, plans};
 use crate::departures::Departures;
 use crate::driven::Driven;
@@ -351,7 +351,7 @@ impl Settings {
             () = stop.due() => return Err(stopped()),
         }
         let offered = builder.fabric.open_for(&receivers.addresses()[0], registered).await?;
-        let Started { node, mut joining, fabric, delta, announcement, path } = tokio::select! {
+        let Started { node, fabric, delta, announcement, path } = tokio::select! {
             started = self.start(&offered, &source, &units, &list, limit) => started?,
             () = stop.due() => return Err(stopped()),
         };
@@ -373,17 +373,10 @@ impl Settings {
             path,
         };
         let outcome = tokio::select! {
-            // First, since the groups fail as well.
-            biased;
-            error = joining.failed() => return Err(self.unstarted(error)),
             outcome = outbound.send(list, groups, fabric) => outcome,
             () = stop.due() => Err(stopped()),
         };
-        let outcome = outcome.map_err(|problem| match joining.unreachable().filter(|_| problem.is_of_connections()) {
-            // The others may have given it up before its time was over here.
-            Some(error) => self.unstarted(error),
-            None => problem.blamed_on_limit(node.id(), receivers.addresses().len()),
-        });
+        let outcome = outcome.map_err(|problem| problem.blamed_on_limit(node.id(), receivers.addresses().len()));
         // Tells the others that this node leaves, whatever happened.
         node.shutdown(Shutdown::Abort).await;
         outcome
@@ -433,29 +426,10 @@ impl Settings {
         // The pool takes copies of files whose mappings the device does not register.
         let builder = builder.pool_bytes_max(offered.pool_bytes(&fabric, POOL_BYTES_DEFAULT, 0));
         let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start_joining().await;
-        let (node, joining) = started.map_err(|error| self.unstarted(error))?;
-        Ok(Started { node, joining, fabric, delta, announcement, path })
-    }
-
-    /// Returns why the cluster was not formed.
-    fn unstarted(&self, error: StartError) -> Problem {
-        let receivers = &self.receivers;
-        let problem = match error {
-            StartError::Unreachable { missing, problem } => {
-                let failed = missing.into_iter().filter_map(|node| Some((node, receivers.address(node)?)));
-                let failed: Vec<_> =
-                    failed.map(|(node, address)| FailedPeer::unreachable(node, address, &problem)).collect();
-                let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
-                Kind::Refused.blaming(told.join("; "), failed)
-            }
-            StartError::GaveUp { node } => {
-                let address = receivers.address(node).unwrap_or_default();
-                let failed = FailedPeer::unreachable(node, address, "it gave up after it had accepted");
-                Kind::Refused.blaming(failed.to_string(), vec![failed])
-            }
-            other => Problem::from(other).of_kind(Kind::Refused),
-        };
-        problem.blamed_on_limit_of_call()
+        // Its groups name the receivers that are not reached.
+        let started = started.map_err(|error| Problem::from(error).of_kind(Kind::Refused).blamed_on_limit_of_call());
+        let (node, _joining) = started?;
+        Ok(Started { node, fabric, delta, announcement, path })
     }
 
     /// Announces the files, and how their blocks will travel.
@@ -487,7 +461,6 @@ impl Settings {
 /// A cluster that is formed.
 struct Started {
     node: Node,
-    joining: Joining,
     fabric: FabricInUse,
     /// Whether a receiver has parts of files.
     delta: bool,

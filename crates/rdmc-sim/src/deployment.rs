@@ -165,9 +165,8 @@ impl Deployment {
     ) -> Result<Self, DeploymentError> {
         let starting = prepared(world, prepare).map(|(node, delay, builder)| async move {
             world.sleep(delay).await;
-            let (started, joining) = on_node(world, node, builder.start_joining()).await??;
-            // If it fails, the node's groups do.
-            world.spawn_on(node, Box::pin(async { _ = joining.await }));
+            // Groups fail that have a node which is not reached.
+            let (started, _joining) = on_node(world, node, builder.start_joining()).await??;
             Ok::<_, DeploymentError>(started)
         });
         Ok(Self { world: world.clone(), nodes: try_join_all(starting).await? })

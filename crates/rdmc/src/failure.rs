@@ -103,6 +103,12 @@ pub enum FailureCause {
         /// The source's error.
         what: String,
     },
+    /// Another member was not connected to it by the end of the time for [joining](crate::Joining).
+    #[error("could not be reached by all others: {what}")]
+    Unreachable {
+        /// The last problem with the connection.
+        what: String,
+    },
 }
 
 impl FailureCause {
@@ -117,9 +123,11 @@ impl FailureCause {
             Self::Protocol { .. } | Self::Corrupted { .. } => 1,
             Self::SpecMismatch => 2,
             Self::NotJoined | Self::TooSlow { .. } => 3,
-            Self::Unresponsive { .. } | Self::Restarted => 4,
-            Self::ConnectionLost => 5,
-            Self::DataConnection { .. } => 6,
+            // It was not heard of, either.
+            Self::Unreachable { .. } => 4,
+            Self::Unresponsive { .. } | Self::Restarted => 5,
+            Self::ConnectionLost => 6,
+            Self::DataConnection { .. } => 7,
         }
     }
 
@@ -130,7 +138,8 @@ impl FailureCause {
             | Self::DataConnection { what: text }
             | Self::Protocol { what: text }
             | Self::Resources { what: text }
-            | Self::Unreadable { what: text, .. } => text.len(),
+            | Self::Unreadable { what: text, .. }
+            | Self::Unreachable { what: text } => text.len(),
             Self::ConnectionLost
             | Self::Unresponsive { .. }
             | Self::Abandoned
@@ -145,7 +154,7 @@ impl FailureCause {
 
     /// Tells whether the cause is that the control connection was lost.
     pub(crate) fn is_connection_loss(&self) -> bool {
-        matches!(self, Self::ConnectionLost | Self::Unresponsive { .. } | Self::Restarted)
+        matches!(self, Self::ConnectionLost | Self::Unreachable { .. } | Self::Unresponsive { .. } | Self::Restarted)
     }
 
     /// Tells whether the cause lies rather with the accused member than between it and the accuser.
@@ -159,6 +168,7 @@ impl FailureCause {
             | Self::Corrupted { .. }
             | Self::Restarted => true,
             Self::ConnectionLost
+            | Self::Unreachable { .. }
             | Self::DataConnection { .. }
             | Self::Abandoned
             | Self::Refused { .. }

@@ -70,6 +70,8 @@ struct MeshState {
     reached: BTreeMap<NodeId, Reached>,
     /// The nodes that were ever connected.
     histories: BTreeMap<NodeId, LinkHistory>,
+    /// The nodes that were not, and that groups need not wait for any more.
+    unreachable: BTreeMap<NodeId, FailureCause>,
     /// Counts connections made or lost.
     link_changes: u64,
     /// Those that follow the other nodes.
@@ -439,10 +441,12 @@ impl Mesh {
     pub(crate) fn open_group(&self, group: GroupId, members: &Arc<[NodeId]>) -> Option<Inbox> {
         let mut state = self.lock();
         let (mut early, events, lost_early_frames) = state.groups.open(group, members)?;
-        // A group waits for nodes that were never connected.
-        let lost = |node: &&NodeId| state.histories.contains_key(*node) && !state.links.contains_key(*node);
-        let lost = members.iter().filter(lost);
-        early.extend(lost.map(|&node| GroupEvent::Lost(node, FailureCause::ConnectionLost)));
+        let lost = |node: &NodeId| match state.histories.get(node) {
+            Some(_) => (!state.links.contains_key(node)).then_some(FailureCause::ConnectionLost),
+            // A group waits for nodes that were never connected.
+            None => state.unreachable.get(node).cloned(),
+        };
+        early.extend(members.iter().filter_map(|node| Some(GroupEvent::Lost(*node, lost(node)?))));
         drop(state);
         self.0.changes.send_modify(|count| *count += 1);
         Some(Inbox { early, events, connected: BTreeMap::new(), lost_early_frames })
@@ -557,6 +561,7 @@ impl MeshState {
     /// Notes a new connection. Groups from before a node was started again do not get the new process as the member.
     fn begin_link(&mut self, peer: NodeId, link: Link, incarnation: u64) -> BegunLink {
         let serial = link.serial;
+        self.unreachable.remove(&peer);
         let replaced = self.links.insert(peer, link).is_some();
         let history = self.histories.entry(peer).or_insert(LinkHistory { serial, incarnation, loss: None });
         let restarted = history.incarnation != incarnation;

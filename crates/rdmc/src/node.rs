@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rdmc_fabric::{BufferMut, Capabilities, CompletionMode, Fabric, FabricError, Memory, MemoryRegion};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::cluster::Cluster;
 use crate::detection::{DETECTION_MAX, DETECTION_MIN, check_detection};
@@ -268,11 +268,17 @@ impl NodeBuilder {
     /// If the fabric's [name](rdmc_fabric::Capabilities::name) is invalid.
     pub async fn start(self) -> Result<Node, StartError> {
         let (node, joining) = self.start_joining().await?;
-        joining.await?;
-        Ok(node)
+        match joining.await {
+            Ok(()) => Ok(node),
+            Err(error) => {
+                joining::leave_unjoined(&node.0).await;
+                Err(error)
+            }
+        }
     }
 
-    /// Starts the node, and returns it before the other nodes are connected. [`Joining`] waits until they are.
+    /// Starts the node, and returns it before the other nodes are connected. [`Joining`] waits until they are, or until
+    /// the node goes on without some of them.
     ///
     /// Groups can be created meanwhile. Their members connect to each other as soon as the nodes are connected, so that
     /// a group forms a round trip sooner than after [`start`](Self::start). The
@@ -293,10 +299,8 @@ impl NodeBuilder {
     /// A member of a group that starts with its node:
     /// ```no_run
     /// # async fn join(invitation: rdmc::Invitation, spec: rdmc::GroupSpec) -> Result<(), Box<dyn std::error::Error>> {
-    /// let (node, joining) = invitation.accept().await?.start_joining().await?;
-    /// let join = async { Ok(node.join_group(spec).await?) };
-    /// let connect = async { Ok::<_, Box<dyn std::error::Error>>(joining.await?) };
-    /// let (receiver, ()) = tokio::try_join!(join, connect)?;
+    /// let (node, _joining) = invitation.accept().await?.start_joining().await?;
+    /// let receiver = node.join_group(spec).await?;
     /// # drop(receiver);
     /// # Ok(())
     /// # }
@@ -368,7 +372,6 @@ impl NodeBuilder {
             scope.spawn(mesh.clone().dial(peer, ahead.remove(&peer)));
         }
         let counters = Arc::default();
-        let (alive, gone) = oneshot::channel();
         let shared = NodeResources {
             mesh,
             fabric,
@@ -381,11 +384,10 @@ impl NodeBuilder {
             groups: OpenGroups::default(),
             round_trips: RoundTrips::default(),
             _listener: listener,
-            _alive: alive,
             scope,
         };
         let shared = Arc::new(shared);
-        let joining = Joining::new(&shared, gone, self.connect_limit, self.invitation);
+        let joining = joining::begin(&shared, self.connect_limit, self.invitation);
         Ok((Node(shared), joining))
     }
 }

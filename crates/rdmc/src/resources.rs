@@ -1,12 +1,10 @@
 //! What a node has, and its groups share: mesh, fabric, completion queue, memory, counters.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use futures::future::BoxFuture;
 use rdmc_fabric::{CompletionSource, Environment, Fabric};
-use tokio::sync::oneshot;
 
 use crate::fabrics::FabricChoice;
 use crate::failure::FailureCause;
@@ -34,8 +32,6 @@ pub(crate) struct NodeResources {
     pub(crate) round_trips: RoundTrips,
     /// Kept while the node may be dialled.
     pub(crate) _listener: Option<Listener>,
-    /// Tells by its end that the node is dropped.
-    pub(crate) _alive: oneshot::Sender<Infallible>,
     pub(crate) scope: Scope,
 }
 

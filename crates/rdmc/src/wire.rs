@@ -20,7 +20,7 @@ pub(crate) mod end;
 use end::EndFrame;
 
 /// Changes whenever frames change their meaning; nodes of different versions do not talk.
-pub(crate) const PROTOCOL_VERSION: u16 = 12;
+pub(crate) const PROTOCOL_VERSION: u16 = 13;
 /// Longest frame in bytes: an invitation.
 pub(crate) const FRAME_LEN_MAX: usize = 4 << 20;
 /// Longest piece of a block in one frame, in bytes.

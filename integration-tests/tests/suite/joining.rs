@@ -58,37 +58,53 @@ async fn a_group_forms_and_carries_messages_while_another_node_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn groups_of_a_node_that_cannot_join_fail_and_say_which_node_is_missing() {
+async fn groups_go_on_without_a_node_that_is_never_connected() {
     watched(async {
-        let late = Late::new(3);
-        // The root waits for longer, and learns it from the member.
-        let ((root, root_joins), (member, mut member_joins)) =
-            futures::join!(late.start(0, AMPLE), late.start(1, Duration::from_millis(300)));
-        let (pair, all) = (GroupSpec::new(1, [0, 1].map(NodeId)), GroupSpec::new(2, [0, 1, 2].map(NodeId)));
-        let (sender, receiver) = futures::join!(root.create_group(pair.clone()), member.join_group(pair.clone()));
-        let (sender, mut receiver) = (sender.expect("it forms"), receiver.expect("it forms"));
-        let (joined, waits, taken, failure) =
-            futures::join!(member_joins.failed(), member.join_group(all), receiver.next(), sender.failed());
-        assert!(matches!(&joined, StartError::Unreachable { missing, .. } if missing == &[NodeId(2)]), "{joined:?}");
-        assert!(matches!(&waits, Err(GroupError::Failed(_))), "{waits:?}");
-        assert!(matches!(&taken, Some(Err(_))), "{taken:?}");
-        let [failed] = &failure.failed[..] else { panic!("{failure}") };
-        let told = failed.cause.to_string();
-        assert_eq!(failed.member, Rank(1));
-        assert!(matches!(failed.cause, FailureCause::DataConnection { .. }), "{told}");
-        assert!(
-            told.contains("no connection to 127.") && told.ends_with("(all members must reach each other)"),
-            "{told}"
+        let late = Late::new(4);
+        // The root waits for longer, and learns it from the first member.
+        let ((root, root_joins), (first, first_joins), (second, _second_joins)) =
+            futures::join!(late.start(0, AMPLE), late.start(1, Duration::from_millis(300)), late.start(2, AMPLE));
+        let pair = GroupSpec::new(1, [0, 1].map(NodeId));
+        let (other, mut of_other) = futures::join!(root.create_group(pair.clone()), first.join_group(pair));
+        let all = GroupSpec::new(2, [0, 1, 2, 3].map(NodeId)).recoverable(true);
+        let (created, one, two, joined) = futures::join!(
+            root.create_group(all.clone()),
+            first.join_group(all.clone()),
+            second.join_group(all.clone()),
+            first_joins
         );
-        let refused = member.join_group(GroupSpec::new(3, [0, 1].map(NodeId))).await;
-        assert!(matches!(&refused, Err(GroupError::ShuttingDown)), "{refused:?}");
-        // The root is told before its own time is over.
-        let known = root_joins.unreachable();
         assert!(
-            matches!(&known, Some(StartError::Unreachable { missing, .. }) if missing == &[NodeId(2)]),
-            "{known:?}"
+            matches!(&joined, Err(StartError::Unreachable { missing, .. }) if missing == &[NodeId(3)]),
+            "{joined:?}"
         );
-        drop(root);
+        let failures = [created.map(drop), one.map(drop), two.map(drop)].map(|formed| match formed {
+            Err(GroupError::Failed(failure)) => failure,
+            formed => panic!("{formed:?}"),
+        });
+        for failure in &failures {
+            let [failed] = &failure.failed[..] else { panic!("{failure}") };
+            assert_eq!(failed.member, Rank(3));
+            assert!(matches!(&failed.cause, FailureCause::Unreachable { what } if !what.contains("127.")), "{failure}");
+        }
+        let [sender, one, two] = &failures;
+        let recovered = futures::join!(sender.recover(), one.recover(), two.recover());
+        let (Ok(sender), Ok(one), Ok(two)) = recovered else { panic!("{recovered:?}") };
+        let sender = sender.into_sender().expect("the root goes on");
+        let receivers = [one, two].map(|recovery| take_all(recovery.into_receiver().expect("it is no root")));
+        let send = async {
+            sender.send(pattern(100_000, 1)).await.expect("it is sent");
+            sender.close().await.expect("it is closed");
+        };
+        let (taken, ()) = futures::join!(futures::future::join_all(receivers), send);
+        assert!(taken.iter().all(|taken| taken[0][..] == pattern(100_000, 1)));
+        // Groups without the missing node were not harmed.
+        let (other, of_other) = (other.expect("it forms"), of_other.as_mut().expect("it forms"));
+        other.send("abc").await.expect("it is sent");
+        assert_eq!(of_other.next().await.expect("it comes").expect("it is whole")[..], b"abc"[..]);
+        // At the member that has given it up, a new group need not wait for it.
+        let again = first.join_group(GroupSpec::new(3, [0, 1, 2, 3].map(NodeId))).await;
+        assert!(matches!(&again, Err(GroupError::Failed(_))), "{again:?}");
+        drop((root, root_joins));
     })
     .await;
 }
@@ -100,9 +116,9 @@ async fn a_node_that_is_dropped_or_shut_down_joins_nobody_any_more() {
         let (node, joining) = late.start(0, AMPLE).await;
         drop(node);
         assert!(matches!(joining.await, Err(StartError::ShutDown)));
-        let (node, mut joining) = late.start(0, AMPLE).await;
+        let (node, joining) = late.start(0, AMPLE).await;
         node.shutdown(Shutdown::Abort).await;
-        assert!(matches!(joining.failed().await, StartError::ShutDown));
+        assert!(matches!(joining.await, Err(StartError::ShutDown)));
     })
     .await;
 }

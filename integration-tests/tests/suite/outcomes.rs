@@ -6,8 +6,10 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
+use rdmc::Fabric;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -102,6 +104,29 @@ fn kill_one(options: &[&str]) -> (Output, String, Vec<usize>) {
     assert_eq!(code(&sent), 3, "{sent:?}");
     let complete = receivers.into_iter().map(|receiver| tree(end(receiver).2.path()).len()).collect();
     (sent, victim.address.clone(), complete)
+}
+
+#[test]
+fn a_receiver_that_accepts_and_is_never_connected_does_not_stop_the_others() {
+    let source = TempDir::new().unwrap();
+    let files = write_files(&source, 3, 1 << 20);
+    let receivers: Vec<_> = (0..2).map(|_| Receiver::start(&["--once"])).collect();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = runtime.block_on(rdmc::Listener::bind(rdmc::TcpFabric::new() as Arc<dyn Fabric>, "127.0.0.1:0"));
+    let listener = listener.unwrap();
+    let victim = listener.local_address().to_owned();
+    let accepting = runtime.spawn(async move { listener.next_invitation().await.accept().await.map(drop) });
+    let to = [&receivers[0].address, &victim, &receivers[1].address].map(String::as_str).join(",");
+    let sender = command(&["send", "--fabric", "tcp", "--json", "--to", &to]).args(&files).spawn().unwrap();
+    let sent = finish(sender);
+    runtime.block_on(accepting).unwrap().expect("it accepts");
+    assert_eq!(code(&sent), 3, "{sent:?}");
+    let said = events(&text(&sent.stdout));
+    let failed = said.iter().find(|event| event["event"] == "failed").expect("it is told");
+    let failed = failed["failed"].as_array().expect("it is a list");
+    assert_eq!((failed.len(), &failed[0]["node"], &failed[0]["address"]), (1, &2.into(), &victim.as_str().into()));
+    assert_eq!(failed[0]["cause"], "unreachable", "{failed:?}");
+    assert_all_have(receivers, &source);
 }
 
 #[test]

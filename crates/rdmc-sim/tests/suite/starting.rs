@@ -6,7 +6,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::{FutureExt, join, join_all};
 use rdmc::{
-    Cluster, GroupFailure, GroupSpec, InviteFailure, InviteOptions, Listener, Node, NodeId, SendError, StartError,
+    Cluster, FailureCause, GroupError, GroupFailure, GroupSpec, InviteFailure, InviteOptions, Listener, Node, NodeId,
+    SendError, StartError,
 };
 use rdmc_fabric::Fabric;
 use rdmc_sim::{ClusterModel, Deployment, NodeIndex, Simulation, World};
@@ -151,6 +152,52 @@ fn only_the_node_that_never_connected_is_named() {
             let Err(StartError::Unreachable { missing, .. }) = started else { panic!("one is missing") };
             assert_eq!(missing, [NodeId(2)]);
         }
+    });
+    played.expect("the simulation ends");
+}
+
+#[test]
+fn a_group_goes_on_without_one_of_two_members_that_were_never_connected_with_each_other() {
+    let simulation = simulation(4);
+    let world = simulation.world().clone();
+    let played = simulation.run(Duration::from_secs(1_000), async move {
+        let listeners = join_all((0..4).map(|node| Listener::bind(fabric(&world, node), "host:0"))).await;
+        let listeners: Vec<Listener> = listeners.into_iter().map(|bound| bound.expect("it listens")).collect();
+        let nodes = (0u32..).zip(&listeners).map(|(node, listener)| (node, listener.local_address().to_owned()));
+        let cluster = Cluster::new(nodes);
+        world.cut(NodeIndex(1), NodeIndex(3));
+        let members = (0..4u32).map(|node| {
+            let builder = Node::builder(NodeId(node), cluster.clone()).listener(listeners[node as usize].clone());
+            let builder = builder.fabric(fabric(&world, node)).connect_limit(Duration::from_secs(10));
+            let spec = GroupSpec::new(1, (0..4).map(NodeId)).recoverable(true);
+            on(&world, node, async move {
+                let (started, _joining) = builder.start_joining().await.expect("it starts");
+                // At a member that is connected to all others, it is formed before it fails.
+                let failed = match node {
+                    0 => match started.create_group(spec).await {
+                        Ok(sender) => Ok(sender.failed().await),
+                        Err(error) => Err(error),
+                    },
+                    _ => match started.join_group(spec).await {
+                        Ok(receiver) => Ok(receiver.failed().await),
+                        Err(error) => Err(error),
+                    },
+                };
+                let failure = match failed {
+                    Ok(failure) | Err(GroupError::Failed(failure)) => failure,
+                    Err(error) => panic!("{error}"),
+                };
+                let [failed] = &failure.failed[..] else { panic!("{failure}") };
+                assert!([NodeId(1), NodeId(3)].contains(&failed.node), "{failure}");
+                assert!(matches!(failed.cause, FailureCause::Unreachable { .. }), "{failure}");
+                let is_named = failed.node == NodeId(node);
+                if !is_named {
+                    failure.recover().await.expect("the others go on");
+                }
+                (started, is_named)
+            })
+        });
+        assert_eq!(join_all(members).await.iter().filter(|(_, is_named)| *is_named).count(), 1);
     });
     played.expect("the simulation ends");
 }

@@ -1,12 +1,13 @@
-//! Which nodes this one reaches: waiting for them, and telling which are missing and why.
+//! Which nodes this one reaches: waiting for them, telling which are missing and why, and waiting for them no longer.
 
+use std::collections::btree_map::Entry;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rdmc_fabric::ControlStream;
 
-use super::{Mesh, MeshState};
+use super::{GroupEvent, Mesh, MeshState, notify};
 use crate::failure::FailureCause;
 use crate::id::NodeId;
 
@@ -44,10 +45,34 @@ impl Mesh {
         (reached.round_trip? >= at_least).then_some(reached)
     }
 
-    /// Waits until every other node is connected.
+    /// Waits until every other node is connected, or this one [goes on without it](Self::go_on_without).
     pub(crate) async fn complete(&self) {
         // Counted, since a node of a large cluster checks very often. The links are those of members.
-        self.until(|state| state.links.len() + 1 >= self.0.members.len()).await;
+        self.until(|state| state.links.len() + state.unreachable.len() + 1 >= self.0.members.len()).await;
+    }
+
+    /// Has groups wait no longer for nodes that were never connected: they take them for lost, until they are
+    /// connected.
+    pub(crate) async fn go_on_without(&self, nodes: &[NodeId]) {
+        for &node in nodes {
+            let (groups, serial, cause) = {
+                let mut state = self.lock();
+                let cause = FailureCause::Unreachable { what: self.problem_with(&state, node) };
+                let state = &mut *state;
+                if state.histories.contains_key(&node) {
+                    continue;
+                }
+                let Entry::Vacant(vacant) = state.unreachable.entry(node) else { continue };
+                vacant.insert(cause.clone());
+                // If it is connected meanwhile, that is later.
+                let serial = state.next_serial;
+                state.next_serial += 1;
+                (state.groups.listening(), serial, cause)
+            };
+            self.0.changes.send_modify(|count| *count += 1);
+            tracing::debug!(node = %node, %cause, "not waited for any longer");
+            notify(&groups, serial, &GroupEvent::Lost(node, cause)).await;
+        }
     }
 
     /// Waits until a condition holds that changes with the connections.
@@ -68,15 +93,12 @@ impl Mesh {
         self.until(|state| state.links.contains_key(&node)).await;
     }
 
-    /// Waits until all these nodes are connected, or were and are lost.
+    /// Waits until all these nodes are connected, or were and are lost, or are given up.
     pub(crate) async fn connections_to(&self, nodes: &[NodeId]) {
-        let was_met = |state: &MeshState, node| node == self.0.me || state.histories.contains_key(&node);
+        let was_met = |state: &MeshState, node| {
+            node == self.0.me || state.histories.contains_key(&node) || state.unreachable.contains_key(&node)
+        };
         self.until(|state| nodes.iter().all(|&node| was_met(state, node))).await;
-    }
-
-    /// Waits until this node leaves.
-    pub(crate) async fn left(&self) {
-        self.until(|state| state.leaving).await;
     }
 
     /// Tells whether a node is this one, or is connected.
@@ -130,16 +152,20 @@ impl Mesh {
         let missing = self.missing();
         let state = self.lock();
         let told = missing.iter().take(MISSING_NAMED_MAX).map(|node| {
-            let address = &self.0.members[node];
-            match state.problems.get(node) {
-                Some(problem) if problem.starts_with(address.as_str()) => problem.clone(),
-                Some(problem) => format!("{address}: {problem}"),
-                None => format!("{address}: it did not connect"),
-            }
+            let (address, problem) = (&self.0.members[node], self.problem_with(&state, *node));
+            format!("{address}: {problem}")
         });
         let told = told.collect::<Vec<_>>().join(", ");
         let told = told.chars().take(PROBLEM_CHARS_MAX).collect::<String>();
         FailureCause::DataConnection { what: format!("no connection to {told} (all members must reach each other)") }
+    }
+
+    /// Returns the last problem with a node, without its address.
+    fn problem_with(&self, state: &MeshState, node: NodeId) -> String {
+        let problem = state.problems.get(&node).map_or("it did not connect", String::as_str);
+        let with_address = self.0.members.get(&node).and_then(|address| problem.strip_prefix(address.as_str()));
+        let problem = with_address.and_then(|problem| problem.strip_prefix(": ")).unwrap_or(problem);
+        problem.chars().take(PROBLEM_CHARS_MAX).collect()
     }
 }
 

@@ -1,14 +1,13 @@
-//! How a started node joins the others: it waits until all are connected, and ends its groups if some are not.
+//! How a started node joins the others: it waits until all are connected, and goes on without those that are not.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::{BoxFuture, Fuse, FutureExt};
-use futures::stream::StreamExt;
+use futures::future::FutureExt;
+use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{ControlStream, Environment};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
@@ -21,73 +20,31 @@ use crate::wire::{self, Frame};
 
 /// Waits until a node is connected to all others; made by [`NodeBuilder::start_joining`](super::NodeBuilder).
 ///
-/// It does not keep the node alive. If it fails, the node is of no more use: its groups have failed, with this node as
-/// the cause, and the other nodes know why.
+/// The node joins the others whether this is awaited or not. It waits for each until the [connect
+/// limit](super::NodeBuilder::connect_limit) is over, or until the other has accepted the invitation and ended since.
+/// Then it goes on without those that it has not reached. Its groups take them for
+/// [unreachable](crate::FailureCause::Unreachable): they fail, and the others can
+/// [recover](crate::GroupFailure::recover). Where two members do not reach each other, the group goes on without one of
+/// them.
 ///
 /// # Cancel safety
-/// The node no longer waits for the missing nodes. Nodes that are not connected yet may report that it has gone. So
-/// shut it down.
+/// The node goes on.
 ///
 /// # Errors
-/// [`StartError::Unreachable`] names the nodes that did not connect in time; [`StartError::GaveUp`] names one that has
-/// accepted the invitation and ended since; [`StartError::ShutDown`] says that this node has ended.
-#[must_use = "a node that some others do not reach is noticed only where this is awaited"]
+/// The first reason why a node is not waited for any longer. [`StartError::Unreachable`] names all that did not connect
+/// in time; [`StartError::GaveUp`] names one that has accepted the invitation and ended since; [`StartError::ShutDown`]
+/// says that this node has ended before.
+#[must_use = "whether some nodes are not reached is learnt where this is awaited"]
 pub struct Joining {
-    mesh: Mesh,
-    joining: Fuse<BoxFuture<'static, Result<(), StartError>>>,
-}
-
-impl Joining {
-    pub(super) fn new(
-        node: &Arc<NodeResources>,
-        gone: oneshot::Receiver<Infallible>,
-        limit: Duration,
-        invitation: InvitationStreams,
-    ) -> Self {
-        let (environment, mesh, fabric) = (node.environment.clone(), node.mesh.clone(), node.fabric.clone());
-        let (node, node_mesh) = (Arc::downgrade(node), mesh.clone());
-        let joining = async move {
-            let connected = futures::select_biased! {
-                () = std::pin::pin!(mesh.left().fuse()) => Err(StartError::ShutDown),
-                _ = gone.fuse() => Err(StartError::ShutDown),
-                connected = std::pin::pin!(connected(&*environment, &mesh, limit, invitation).fuse()) => connected,
-            };
-            match (&connected, node.upgrade()) {
-                (Ok(()), _) => {
-                    tracing::info!(node = %mesh.me(), fabric = fabric.capabilities().name, "node started");
-                }
-                (Err(StartError::ShutDown), _) | (_, None) => {}
-                (Err(_), Some(node)) => give_up(&node).await,
-            }
-            connected
-        };
-        Self { mesh: node_mesh, joining: joining.boxed().fuse() }
-    }
-
-    /// Waits until the node cannot join the others, and returns why; for ever if it does join them.
-    ///
-    /// # Cancel safety
-    /// It may be called again.
-    pub async fn failed(&mut self) -> StartError {
-        match (&mut *self).await {
-            Ok(()) => std::future::pending().await,
-            Err(error) => error,
-        }
-    }
-
-    /// Returns the error that names the nodes that were never connected, if there are any: they may be why a group has
-    /// failed, before the time to connect is over.
-    pub fn unreachable(&self) -> Option<StartError> {
-        let missing = self.mesh.never_met();
-        (!missing.is_empty()).then(|| StartError::Unreachable { missing, problem: self.mesh.problem() })
-    }
+    joined: oneshot::Receiver<Result<(), StartError>>,
 }
 
 impl Future for Joining {
     type Output = Result<(), StartError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.joining.poll_unpin(cx)
+        // The node has ended its tasks.
+        self.joined.poll_unpin(cx).map(|joined| joined.unwrap_or(Err(StartError::ShutDown)))
     }
 }
 
@@ -97,9 +54,36 @@ impl fmt::Debug for Joining {
     }
 }
 
+/// Begins to wait for the other nodes, in a task of the node.
+pub(super) fn begin(node: &NodeResources, limit: Duration, invitation: InvitationStreams) -> Joining {
+    let (environment, mesh, fabric) = (node.environment.clone(), node.mesh.clone(), node.fabric.capabilities().name);
+    let (told, joined) = oneshot::channel();
+    node.scope.spawn(async move {
+        let mut first = FirstOutcome(Some(told));
+        wait_for_all(environment, &mesh, limit, invitation, &mut first).await;
+        if first.tell(Ok(())) {
+            tracing::info!(node = %mesh.me(), fabric, "node started");
+        }
+    });
+    Joining { joined }
+}
+
+/// Tells the first outcome.
+struct FirstOutcome(Option<oneshot::Sender<Result<(), StartError>>>);
+
+impl FirstOutcome {
+    /// Tells it, if it is the first; returns whether it is.
+    fn tell(&mut self, outcome: Result<(), StartError>) -> bool {
+        let Some(first) = self.0.take() else { return false };
+        // Nobody may wait for it.
+        let _ = first.send(outcome);
+        true
+    }
+}
+
 /// Ends the groups of a node that does not reach some others, and leaves: nodes that reach all others may wait for it
 /// in a group already.
-async fn give_up(node: &NodeResources) {
+pub(super) async fn leave_unjoined(node: &NodeResources) {
     let cause = node.mesh.isolation();
     let groups = node.groups.close();
     groups.iter().for_each(|group| group.declare(cause.clone()));
@@ -111,45 +95,46 @@ async fn give_up(node: &NodeResources) {
 /// Connections of an invitation, with the nodes at their other ends.
 pub(crate) type InvitationStreams = Vec<(NodeId, Box<dyn ControlStream>)>;
 
-/// Waits until all nodes are connected. Holds the connections of the invitation until then, unless descriptors lack.
-///
-/// # Errors
-/// Some nodes are missing after `limit`, or a node gives up before it is connected.
-async fn connected(
-    environment: &dyn Environment,
+/// Waits until all nodes are connected or given up. Holds the connections of the invitation until then, unless
+/// descriptors lack.
+async fn wait_for_all(
+    environment: Arc<dyn Environment>,
     mesh: &Mesh,
     limit: Duration,
     mut invitation: InvitationStreams,
-) -> Result<(), StartError> {
+    first: &mut FirstOutcome,
+) {
+    let environment = &*environment;
     let watched = async {
-        let gave_up = {
+        {
             let watch = invitation.iter_mut().map(|(node, stream)| gives_up(environment, mesh, *node, stream).boxed());
-            let mut gave_up = futures::stream::FuturesUnordered::from_iter(watch);
+            let mut gave_up = FuturesUnordered::from_iter(watch);
             let mut lacking = std::pin::pin!(mesh.out_of_descriptors().fuse());
-            futures::select_biased! {
-                () = lacking => None,
-                gave_up = gave_up.select_next_some() => Some(gave_up),
+            loop {
+                futures::select_biased! {
+                    () = lacking => break,
+                    node = gave_up.select_next_some() => {
+                        first.tell(Err(StartError::GaveUp { node }));
+                        mesh.go_on_without(&[node]).await;
+                    }
+                }
             }
-        };
-        if gave_up.is_none() {
-            // The others are not to take the end of the connection for that of this node.
-            let goodbye = wire::encode(&Frame::Goodbye);
-            for (_, stream) in &mut invitation {
-                let _ = stream.write_all(&goodbye).await;
-            }
-            invitation.clear();
-            std::future::pending::<()>().await;
         }
-        gave_up
+        // The others are not to take the end of the connection for that of this node.
+        let goodbye = wire::encode(&Frame::Goodbye);
+        for (_, stream) in &mut invitation {
+            let _ = stream.write_all(&goodbye).await;
+        }
+        invitation.clear();
+        std::future::pending::<()>().await;
     };
-    futures::select_biased! {
-        connected = std::pin::pin!(environment.timeout(limit, mesh.complete()).fuse()) => connected.map_err(|_| {
-            StartError::Unreachable { missing: mesh.missing(), problem: mesh.problem() }
-        }),
-        gave_up = std::pin::pin!(watched.fuse()) => match gave_up {
-            Some(node) => Err(StartError::GaveUp { node }),
-            None => unreachable!("it waits for ever"),
-        },
+    let in_time = futures::select_biased! {
+        connected = std::pin::pin!(environment.timeout(limit, mesh.complete()).fuse()) => connected.is_ok(),
+        () = std::pin::pin!(watched.fuse()) => unreachable!("it waits for ever"),
+    };
+    if !in_time {
+        first.tell(Err(StartError::Unreachable { missing: mesh.missing(), problem: mesh.problem() }));
+        mesh.go_on_without(&mesh.never_met()).await;
     }
 }
 
