@@ -238,8 +238,13 @@ impl Arrivals<'_> {
                 Ok(recovery) => {
                     let group = recovery.into_receiver().expect("only the sender is a root");
                     let (failed, receivers) = (peers(&failure.failed), receivers_of(group.members()));
-                    self.begins();
-                    self.events.say(Event::GoingOn { failed, receivers });
+                    if has_sender(group.members()) {
+                        self.begins();
+                    }
+                    // Without the sender, the transfer has only begun if there is something that the others have.
+                    if self.started.is_none() {
+                        self.events.say(Event::GoingOn { failed, receivers });
+                    }
                     return Ok(group);
                 }
                 Err(RecoveryError::Group(GroupError::Failed(next))) => failure = next,
@@ -339,6 +344,7 @@ impl Arrivals<'_> {
 
     /// Accepts an offered message, refuses it, or puts it off.
     fn offered(&mut self, offer: Offer) {
+        self.begins();
         if let Some(error) = &self.problem {
             return offer.refuse(&error.reason());
         }

@@ -425,7 +425,7 @@ impl Settings {
         let fabric = fabric.expect("the builder comes from an invitation");
         // The pool takes copies of files whose mappings the device does not register.
         let builder = builder.pool_bytes_max(offered.pool_bytes(&fabric, POOL_BYTES_DEFAULT, 0));
-        let started = builder.connect_limit(limit.max(CONNECT_LIMIT_MIN)).start_joining().await;
+        let started = builder.connect_limit(CONNECT_LIMIT).start_joining().await;
         // Its groups name the receivers that are not reached.
         let started = started.map_err(|error| Problem::from(error).of_kind(Kind::Refused).blamed_on_limit_of_call());
         let (node, _joining) = started?;
@@ -646,8 +646,9 @@ const INVITATION_LIMIT_MIN: Duration = Duration::from_secs(1);
 const UNITS_REGISTERED_MAX: usize = UNDER_WAY_MAX / 2 + 1;
 /// Number of blocks from which on the sender's share hardly changes.
 const BLOCKS_COUNTED_MAX: u64 = 4096;
-/// Least time to connect for receivers that have all accepted.
-const CONNECT_LIMIT_MIN: Duration = Duration::from_secs(30);
+/// How long the groups wait for connections with receivers that have accepted: a little longer than those do for each
+/// other, and less than groups may take to form.
+const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {

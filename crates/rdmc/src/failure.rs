@@ -103,8 +103,9 @@ pub enum FailureCause {
         /// The source's error.
         what: String,
     },
-    /// Another member was not connected to it by the end of the time for [joining](crate::Joining).
-    #[error("could not be reached by all others: {what}")]
+    /// Another member was never connected to it while the nodes [joined](crate::Joining), or the other way round: until
+    /// the time to connect was over, or one of them had accepted the invitation and ended since.
+    #[error("could not be reached by a member: {what}")]
     Unreachable {
         /// The last problem with the connection.
         what: String,
@@ -123,7 +124,7 @@ impl FailureCause {
             Self::Protocol { .. } | Self::Corrupted { .. } => 1,
             Self::SpecMismatch => 2,
             Self::NotJoined | Self::TooSlow { .. } => 3,
-            // It was not heard of, either.
+            // A leader may count such a member out as unresponsive, too. This says more.
             Self::Unreachable { .. } => 4,
             Self::Unresponsive { .. } | Self::Restarted => 5,
             Self::ConnectionLost => 6,

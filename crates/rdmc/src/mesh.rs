@@ -234,7 +234,10 @@ impl Mesh {
                     self.run_link(stream, peer, incarnation).await;
                 }
                 Ok(Err(error)) => self.note_problem(peer, error.to_string()),
-                Err(elapsed) => self.note_problem(peer, format!("{address}: {elapsed}")),
+                Err(_) => {
+                    let limit = HANDSHAKE_LIMIT.as_secs();
+                    self.note_problem(peer, format!("{address}: it did not answer within {limit} s"));
+                }
             }
             environment.sleep(pause).await;
             pause = (pause * 2).min(DIAL_PAUSE_MAX);

@@ -179,7 +179,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets how long [`start`](Self::start) waits for the other nodes; default 30 s.
+    /// Sets how long [`start`](Self::start), or the groups of a node that [is joining](Self::start_joining), wait for
+    /// the other nodes; default 30 s.
     ///
     /// If the builder came from an invitation the default is 10 s, since all nodes have just accepted.
     #[must_use]

@@ -57,6 +57,18 @@ impl Group {
         }
     }
 
+    /// Loses members that another one has accused of being unreachable, if this one has never reached them either. The
+    /// verdict must not depend on whose time to connect is over first.
+    fn join_in(&self, accusations: &[(u32, FailureCause)]) {
+        for (rank, cause) in accusations {
+            let node = self.membership.members.get(*rank as usize);
+            let unreachable = node.filter(|_| matches!(cause, FailureCause::Unreachable { .. }));
+            if let Some(cause) = unreachable.and_then(|node| self.membership.node.mesh.why_never_met(*node)) {
+                self.end.lose(Rank(*rank), cause);
+            }
+        }
+    }
+
     fn take_event(&self, event: GroupEvent, routing: &mut EventRouting) {
         let rank = self.membership.rank_of(event.node());
         match (event, rank) {
@@ -98,6 +110,9 @@ impl Group {
                     if self.end.messages() == Some(*messages) {
                         self.status.note_confirmed(rank, *messages);
                     }
+                }
+                if let EndFrame::Wedged(evidence) = &frame {
+                    self.join_in(&evidence.against);
                 }
                 self.blame_if(from, self.end.receive_end_frame(rank, frame))
             }

@@ -53,11 +53,14 @@ impl Mesh {
 
     /// Has groups wait no longer for nodes that were never connected: they take them for lost, until they are
     /// connected.
+    ///
+    /// # Cancel safety
+    /// Not safe: some groups would not learn it.
     pub(crate) async fn go_on_without(&self, nodes: &[NodeId]) {
         for &node in nodes {
             let (groups, serial, cause) = {
                 let mut state = self.lock();
-                let cause = FailureCause::Unreachable { what: self.problem_with(&state, node) };
+                let cause = self.unreachable(&state, node);
                 let state = &mut *state;
                 if state.histories.contains_key(&node) {
                     continue;
@@ -93,7 +96,7 @@ impl Mesh {
         self.until(|state| state.links.contains_key(&node)).await;
     }
 
-    /// Waits until all these nodes are connected, or were and are lost, or are given up.
+    /// Waits until all these nodes are connected, or were and are lost, or this one goes on without them.
     pub(crate) async fn connections_to(&self, nodes: &[NodeId]) {
         let was_met = |state: &MeshState, node| {
             node == self.0.me || state.histories.contains_key(&node) || state.unreachable.contains_key(&node)
@@ -160,12 +163,24 @@ impl Mesh {
         FailureCause::DataConnection { what: format!("no connection to {told} (all members must reach each other)") }
     }
 
+    /// Returns why a node is not reached, if it was never connected.
+    pub(crate) fn why_never_met(&self, node: NodeId) -> Option<FailureCause> {
+        let state = self.lock();
+        let never_met = node != self.0.me && !state.histories.contains_key(&node);
+        never_met.then(|| self.unreachable(&state, node))
+    }
+
+    fn unreachable(&self, state: &MeshState, node: NodeId) -> FailureCause {
+        let what = self.problem_with(state, node).chars().take(UNREACHABLE_CHARS_MAX).collect();
+        FailureCause::Unreachable { what }
+    }
+
     /// Returns the last problem with a node, without its address.
     fn problem_with(&self, state: &MeshState, node: NodeId) -> String {
         let problem = state.problems.get(&node).map_or("it did not connect", String::as_str);
         let with_address = self.0.members.get(&node).and_then(|address| problem.strip_prefix(address.as_str()));
         let problem = with_address.and_then(|problem| problem.strip_prefix(": ")).unwrap_or(problem);
-        problem.chars().take(PROBLEM_CHARS_MAX).collect()
+        problem.to_owned()
     }
 }
 
@@ -176,3 +191,5 @@ const EMFILE: i32 = 24;
 const MISSING_NAMED_MAX: usize = 4;
 /// Most characters about them.
 const PROBLEM_CHARS_MAX: usize = 600;
+/// Most characters about one node that groups go on without: with many nodes, all of them travel together.
+const UNREACHABLE_CHARS_MAX: usize = 120;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::FutureExt;
+use futures::future::{Fuse, FutureExt};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rdmc_fabric::{ControlStream, Environment};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,9 +34,8 @@ use crate::wire::{self, Frame};
 /// The first reason why a node is not waited for any longer. [`StartError::Unreachable`] names all that did not connect
 /// in time; [`StartError::GaveUp`] names one that has accepted the invitation and ended since; [`StartError::ShutDown`]
 /// says that this node has ended before.
-#[must_use = "whether some nodes are not reached is learnt where this is awaited"]
 pub struct Joining {
-    joined: oneshot::Receiver<Result<(), StartError>>,
+    joined: Fuse<oneshot::Receiver<Result<(), StartError>>>,
 }
 
 impl Future for Joining {
@@ -65,7 +64,7 @@ pub(super) fn begin(node: &NodeResources, limit: Duration, invitation: Invitatio
             tracing::info!(node = %mesh.me(), fabric, "node started");
         }
     });
-    Joining { joined }
+    Joining { joined: joined.fuse() }
 }
 
 /// Tells the first outcome.
@@ -81,22 +80,18 @@ impl FirstOutcome {
     }
 }
 
-/// Ends the groups of a node that does not reach some others, and leaves: nodes that reach all others may wait for it
-/// in a group already.
+/// Ends a node that does not reach some others, and that nobody uses yet. Those that it reaches may wait for it in a
+/// group already.
 pub(super) async fn leave_unjoined(node: &NodeResources) {
-    let cause = node.mesh.isolation();
-    let groups = node.groups.close();
-    groups.iter().for_each(|group| group.declare(cause.clone()));
-    node.mesh.leave_unjoined(cause).await;
-    groups.iter().for_each(|group| group.depart());
+    node.mesh.leave_unjoined(node.mesh.isolation()).await;
     node.scope.end();
 }
 
 /// Connections of an invitation, with the nodes at their other ends.
 pub(crate) type InvitationStreams = Vec<(NodeId, Box<dyn ControlStream>)>;
 
-/// Waits until all nodes are connected or given up. Holds the connections of the invitation until then, unless
-/// descriptors lack.
+/// Waits until all nodes are connected, or this one goes on without them. Holds the connections of the invitation until
+/// then, unless descriptors lack.
 async fn wait_for_all(
     environment: Arc<dyn Environment>,
     mesh: &Mesh,
@@ -105,34 +100,41 @@ async fn wait_for_all(
     first: &mut FirstOutcome,
 ) {
     let environment = &*environment;
-    let watched = async {
-        {
-            let watch = invitation.iter_mut().map(|(node, stream)| gives_up(environment, mesh, *node, stream).boxed());
-            let mut gave_up = FuturesUnordered::from_iter(watch);
-            let mut lacking = std::pin::pin!(mesh.out_of_descriptors().fuse());
-            loop {
-                futures::select_biased! {
-                    () = lacking => break,
-                    node = gave_up.select_next_some() => {
-                        first.tell(Err(StartError::GaveUp { node }));
-                        mesh.go_on_without(&[node]).await;
-                    }
+    let mut joined = std::pin::pin!(environment.timeout(limit, mesh.complete()).fuse());
+    let early = {
+        let watch = invitation.iter_mut().map(|(node, stream)| gives_up(environment, mesh, *node, stream).boxed());
+        let mut gave_up = FuturesUnordered::from_iter(watch);
+        let mut lacking = std::pin::pin!(mesh.out_of_descriptors().fuse());
+        loop {
+            futures::select_biased! {
+                joined = joined => break Some(joined),
+                () = lacking => break None,
+                node = gave_up.select_next_some() => {
+                    first.tell(Err(StartError::GaveUp { node }));
+                    mesh.go_on_without(&[node]).await;
                 }
             }
         }
-        // The others are not to take the end of the connection for that of this node.
-        let goodbye = wire::encode(&Frame::Goodbye);
-        for (_, stream) in &mut invitation {
-            let _ = stream.write_all(&goodbye).await;
+    };
+    let joined = match early {
+        Some(joined) => joined,
+        None => {
+            let goodbyes = async {
+                // The others are not to take the end of the connection for that of this node.
+                let goodbye = wire::encode(&Frame::Goodbye);
+                for (_, stream) in &mut invitation {
+                    let _ = stream.write_all(&goodbye).await;
+                }
+                invitation.clear();
+                std::future::pending::<()>().await;
+            };
+            futures::select_biased! {
+                joined = joined => joined,
+                () = std::pin::pin!(goodbyes.fuse()) => unreachable!("it waits for ever"),
+            }
         }
-        invitation.clear();
-        std::future::pending::<()>().await;
     };
-    let in_time = futures::select_biased! {
-        connected = std::pin::pin!(environment.timeout(limit, mesh.complete()).fuse()) => connected.is_ok(),
-        () = std::pin::pin!(watched.fuse()) => unreachable!("it waits for ever"),
-    };
-    if !in_time {
+    if joined.is_err() {
         first.tell(Err(StartError::Unreachable { missing: mesh.missing(), problem: mesh.problem() }));
         mesh.go_on_without(&mesh.never_met()).await;
     }

@@ -85,7 +85,10 @@ impl Agreement {
             loop {
                 open.retain(|it| !failed.contains_key(&it.accused) && !failed.contains_key(&it.accuser));
                 let Some(rank) = most_involved(&open) else { break };
-                failed.insert(rank, worst(rank).unwrap_or(FailureCause::ConnectionLost));
+                // It may only have accused others itself: then it is what it says of them.
+                let said = || open.iter().find(|it| it.accuser == rank && it.cause.is_connection_loss());
+                let cause = worst(rank).or_else(|| said().map(|it| it.cause.clone()));
+                failed.insert(rank, cause.unwrap_or(FailureCause::ConnectionLost));
             }
             failed.is_empty()
         };
