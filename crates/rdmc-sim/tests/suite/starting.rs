@@ -20,6 +20,15 @@ fn fabric(world: &World, node: u32) -> Arc<dyn Fabric> {
     world.fabric(NodeIndex(node))
 }
 
+/// Has so many nodes listen; returns also the cluster of all.
+async fn listening(world: &World, nodes: u32) -> (Vec<Listener>, Cluster) {
+    let listeners = join_all((0..nodes).map(|node| Listener::bind(fabric(world, node), "host:0"))).await;
+    let listeners: Vec<Listener> = listeners.into_iter().map(|bound| bound.expect("it listens")).collect();
+    let nodes = (0..).zip(&listeners).map(|(node, listener)| (node, listener.local_address().to_owned()));
+    let cluster = Cluster::new(nodes);
+    (listeners, cluster)
+}
+
 /// Runs a task on a node; returns its output.
 async fn on<T: Send + 'static>(world: &World, node: u32, task: impl Future<Output = T> + Send + 'static) -> T {
     let (tell, told) = tokio::sync::oneshot::channel();
@@ -137,10 +146,7 @@ fn only_the_node_that_never_connected_is_named() {
     let simulation = simulation(3);
     let world = simulation.world().clone();
     let played = simulation.run(Duration::from_secs(1_000), async move {
-        let listeners = join_all((0..3).map(|node| Listener::bind(fabric(&world, node), "host:0"))).await;
-        let listeners: Vec<Listener> = listeners.into_iter().map(|bound| bound.expect("it listens")).collect();
-        let nodes = (0u32..).zip(&listeners).map(|(node, listener)| (node, listener.local_address().to_owned()));
-        let cluster = Cluster::new(nodes);
+        let (listeners, cluster) = listening(&world, 3).await;
         world.stop(NodeIndex(2));
         let started = (0..2u32).map(|node| {
             let builder = Node::builder(NodeId(node), cluster.clone()).listener(listeners[node as usize].clone());
@@ -167,10 +173,7 @@ fn a_group_goes_on_without_the_fewest_that_explain_who_was_never_connected_with_
         let simulation = simulation(4);
         let world = simulation.world().clone();
         let played = simulation.run(Duration::from_secs(1_000), async move {
-            let listeners = join_all((0..4).map(|node| Listener::bind(fabric(&world, node), "host:0"))).await;
-            let listeners: Vec<Listener> = listeners.into_iter().map(|bound| bound.expect("it listens")).collect();
-            let nodes = (0u32..).zip(&listeners).map(|(node, listener)| (node, listener.local_address().to_owned()));
-            let cluster = Cluster::new(nodes);
+            let (listeners, cluster) = listening(&world, 4).await;
             cuts.iter().for_each(|(one, other)| world.cut(NodeIndex(*one), NodeIndex(*other)));
             let members = (0..4u32).map(|node| {
                 let builder = Node::builder(NodeId(node), cluster.clone()).listener(listeners[node as usize].clone());

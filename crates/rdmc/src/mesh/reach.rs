@@ -62,7 +62,7 @@ impl Mesh {
                 let mut state = self.lock();
                 let cause = self.unreachable(&state, node);
                 let state = &mut *state;
-                if state.histories.contains_key(&node) {
+                if state.has_met(node) {
                     continue;
                 }
                 let Entry::Vacant(vacant) = state.unreachable.entry(node) else { continue };
@@ -98,9 +98,8 @@ impl Mesh {
 
     /// Waits until all these nodes are connected, or were and are lost, or this one goes on without them.
     pub(crate) async fn connections_to(&self, nodes: &[NodeId]) {
-        let was_met = |state: &MeshState, node| {
-            node == self.0.me || state.histories.contains_key(&node) || state.unreachable.contains_key(&node)
-        };
+        let was_met =
+            |state: &MeshState, node| node == self.0.me || state.has_met(node) || state.unreachable.contains_key(&node);
         self.until(|state| nodes.iter().all(|&node| was_met(state, node))).await;
     }
 
@@ -137,7 +136,7 @@ impl Mesh {
     /// Returns the nodes that were never connected.
     pub(crate) fn never_met(&self) -> Vec<NodeId> {
         let state = self.lock();
-        let never_met = |node: &NodeId| *node != self.0.me && !state.histories.contains_key(node);
+        let never_met = |node: &NodeId| *node != self.0.me && !state.has_met(*node);
         self.0.members.keys().copied().filter(never_met).collect()
     }
 
@@ -166,7 +165,7 @@ impl Mesh {
     /// Returns why a node is not reached, if it was never connected.
     pub(crate) fn why_never_met(&self, node: NodeId) -> Option<FailureCause> {
         let state = self.lock();
-        let never_met = node != self.0.me && !state.histories.contains_key(&node);
+        let never_met = node != self.0.me && !state.has_met(node);
         never_met.then(|| self.unreachable(&state, node))
     }
 
@@ -181,6 +180,13 @@ impl Mesh {
         let with_address = self.0.members.get(&node).and_then(|address| problem.strip_prefix(address.as_str()));
         let problem = with_address.and_then(|problem| problem.strip_prefix(": ")).unwrap_or(problem);
         problem.to_owned()
+    }
+}
+
+impl MeshState {
+    /// Tells whether a node was ever connected.
+    fn has_met(&self, node: NodeId) -> bool {
+        self.histories.contains_key(&node)
     }
 }
 

@@ -119,19 +119,12 @@ async fn wait_for_all(
     let joined = match early {
         Some(joined) => joined,
         None => {
-            let goodbyes = async {
-                // The others are not to take the end of the connection for that of this node.
-                let goodbye = wire::encode(&Frame::Goodbye);
-                for (_, stream) in &mut invitation {
-                    let _ = stream.write_all(&goodbye).await;
-                }
-                invitation.clear();
-                std::future::pending::<()>().await;
-            };
-            futures::select_biased! {
-                joined = joined => joined,
-                () = std::pin::pin!(goodbyes.fuse()) => unreachable!("it waits for ever"),
+            // The others are not to take the end of the connection for that of this node.
+            let goodbye = wire::encode(&Frame::Goodbye);
+            for (_, mut stream) in invitation {
+                let _ = stream.write_all(&goodbye).await;
             }
+            joined.await
         }
     };
     if joined.is_err() {
