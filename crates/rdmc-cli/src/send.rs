@@ -34,6 +34,7 @@ pub(crate) async fn run(options: SendOptions, screen: Screen, stop: Stop) -> any
         .racks(racks)
         .port_rate(options.port_rate)
         .round_trip(options.path_rtt)
+        .rate(options.rate)
         .fabric(options.fabric.settings(options.security.encrypt))
         .security(security)
         .invitation_limit(Duration::from_secs(options.timeout))

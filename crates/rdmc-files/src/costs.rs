@@ -52,6 +52,11 @@ impl PortRate {
         (1e3..=1e13).contains(&bits_per_second).then_some(Self(bits_per_second))
     }
 
+    /// Returns the lower of two rates.
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
+    }
+
     /// Returns the rate in bits per second.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "its bounds are checked")]
     pub fn bits_per_second(self) -> u64 {

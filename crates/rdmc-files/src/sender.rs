@@ -76,6 +76,7 @@ pub struct FileSenderBuilder {
     block_size: Option<u32>,
     racks: RackSelection,
     port_rate: Option<PortRate>,
+    rate: Option<PortRate>,
     round_trip: Option<Duration>,
     fabric: FabricSettings,
     security: Option<Security>,
@@ -104,6 +105,7 @@ impl FileSender {
             block_size: None,
             racks: RackSelection::default(),
             port_rate: None,
+            rate: None,
             round_trip: None,
             fabric: FabricSettings::default(),
             security: None,
@@ -150,6 +152,13 @@ impl FileSenderBuilder {
     /// network.
     pub fn port_rate(self, rate: impl Into<Option<PortRate>>) -> Self {
         Self { port_rate: rate.into(), ..self }
+    }
+
+    /// Sets how fast the content of files may leave the sender. The receivers follow: each of them gets so much at
+    /// most. A receiver that passes blocks on to several others sends more. By default files leave as fast as the
+    /// network takes them.
+    pub fn rate(self, rate: impl Into<Option<PortRate>>) -> Self {
+        Self { rate: rate.into(), ..self }
     }
 
     /// Sets the round trip between the members for the cost model. By default the sender measures it when it connects
@@ -361,6 +370,7 @@ impl Settings {
         if let Some(limit) = builder.evict_after {
             groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(limit));
         }
+        groups.files = groups.files.rate_max(builder.rate.map(|rate| (rate.bits_per_second() / 8).max(1)));
         let plan = announcement.plans.on(fabric.medium());
         let outbound = Outbound {
             node: &node,
@@ -401,8 +411,10 @@ impl Settings {
         let port_rate = self.builder.port_rate.or_else(known).unwrap_or_default();
         let path = Path { port_rate, round_trip: round_trip.unwrap_or_default() };
         let (of_sender, members) = (reached.round_trips(), receivers.members());
-        let announcement = self.announcement(source, units, list, path)?;
-        let transfer = Duration::from_secs_f64(announcement.bytes as f64 / path.port_rate.bytes_per_second());
+        // A port has no more to carry than the sender may send.
+        let used = Path { port_rate: self.builder.rate.map_or(port_rate, |rate| rate.min(port_rate)), ..path };
+        let announcement = self.announcement(source, units, list, used)?;
+        let transfer = Duration::from_secs_f64(announcement.bytes as f64 / used.port_rate.bytes_per_second());
         let finds_racks = self.builder.algorithm.is_none() && self.builder.racks == RackSelection::Find;
         // If one was not reached, the invitation fails anyway.
         let all_reached = of_sender.len() == receivers.addresses().len();
@@ -414,7 +426,7 @@ impl Settings {
             let replies = replies.iter().map(|(node, reply)| (*node, Reply::decode(reply))).collect::<BTreeMap<_, _>>();
             let delta = replies.values().any(|reply| reply.has_parts);
             let found = asks_round_trips.then(|| racks::find(members, &of_sender, &replies)).flatten();
-            let by_racks = found.and_then(|racks| racks::two_trees(racks, &announcement.plans.network, planned, path));
+            let by_racks = found.and_then(|racks| racks::two_trees(racks, &announcement.plans.network, planned, used));
             Conclusion { delta, algorithm: by_racks.as_ref().map(Into::into) }.encode()
         };
         let invited = reached.invite_and_conclude(announcement.encode(), conclude).await;

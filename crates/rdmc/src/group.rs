@@ -15,6 +15,7 @@ use crate::failure::FailureCause;
 use crate::id::{GroupId, NodeId};
 use crate::resources::{GroupEnding, NodeResources, OpenGroup};
 use crate::round_trips::PAUSES;
+use crate::shares::PortUser;
 use crate::stats::GroupStats;
 use crate::table::{ExpectedRows, OutgoingRing, Slot};
 use crate::transfer::exchange::Exchange;
@@ -44,6 +45,7 @@ pub(crate) mod receiver;
 pub(crate) mod recovery;
 pub(crate) mod retained;
 pub(crate) mod sender;
+mod share;
 pub(crate) mod sharing;
 mod short;
 mod source;
@@ -58,6 +60,7 @@ use membership::Membership;
 use offer::Message;
 use pace::PaceJudge;
 use retained::RetainedMessages;
+use share::Allotments;
 pub use spec::GroupSpec;
 use status::Status;
 
@@ -78,6 +81,7 @@ pub(crate) struct Group {
     retained: Arc<RetainedMessages>,
     healing: Healing,
     delta: Delta,
+    allotments: Allotments,
 }
 
 impl Group {
@@ -255,6 +259,7 @@ impl Group {
             neighbours_by_shared_memory,
             round_trip: self.exchange.distance.round_trip(),
             port_rate: self.exchange.distance.rate(),
+            rate_limit: self.exchange.limit.rate(),
             ..self.exchange.counters.group_stats()
         }
     }
@@ -330,6 +335,8 @@ pub(crate) fn start(
 ) {
     let environment = group.membership.node.environment.clone();
     let span = group.membership.span.clone();
+    let user: Arc<dyn PortUser> = group.clone();
+    group.membership.node.port.join(&user);
     let task = async move {
         {
             let working = async {

@@ -65,6 +65,7 @@ mod pool;
 mod resources;
 mod round_trips;
 mod security;
+mod shares;
 mod stats;
 mod sync;
 mod table;

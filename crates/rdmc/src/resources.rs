@@ -13,6 +13,7 @@ use crate::mesh::Mesh;
 use crate::mesh::listener::Listener;
 use crate::pool::Pool;
 use crate::round_trips::RoundTrips;
+use crate::shares::PortShares;
 use crate::stats::Counters;
 use crate::sync::lock;
 use rdmc_fabric::Scope;
@@ -30,6 +31,7 @@ pub(crate) struct NodeResources {
     pub(crate) counters: Arc<Counters>,
     pub(crate) groups: OpenGroups,
     pub(crate) round_trips: RoundTrips,
+    pub(crate) port: Arc<PortShares>,
     /// Kept while the node may be dialled.
     pub(crate) _listener: Option<Listener>,
     pub(crate) scope: Scope,

@@ -116,6 +116,10 @@ pub struct GroupStats {
     /// The rate of this member's port in bytes per second: what [the fabric
     /// knows](rdmc_fabric::Capabilities::port_rate), or the highest rate that was seen. `None` before the first blocks.
     pub port_rate: Option<u64>,
+    /// At the root: the bytes of messages that leave in a second at most, by [`GroupSpec::rate_max`
+    /// ](crate::GroupSpec::rate_max) and the [shares](crate::GroupSpec::share) of the members' ports; `None` if nothing
+    /// holds the group back.
+    pub rate_limit: Option<u64>,
 }
 
 /// A block that a member received corrupted.
@@ -177,6 +181,11 @@ impl Counters {
 
     pub(crate) fn healed(&self) {
         self.blocks_healed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the bytes of blocks received and sent.
+    pub(crate) fn traffic(&self) -> [u64; 2] {
+        [&self.bytes_received, &self.bytes_sent].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
     pub(crate) fn group_stats(&self) -> GroupStats {

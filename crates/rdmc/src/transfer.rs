@@ -26,6 +26,7 @@ pub(crate) mod distance;
 pub(crate) mod exchange;
 mod first;
 mod in_flight;
+pub(crate) mod limit;
 pub(crate) mod neighbour;
 mod pending;
 mod plan;
@@ -382,6 +383,7 @@ impl Transfer {
         turn.wait().await;
         let mut leaving = InFlight::new(OutgoingBlocks::new(self));
         let mut sends = PendingHops::new(self.plan.sends(self.exchange.rank));
+        let (limit, mut copies) = (&self.exchange.limit, None);
         loop {
             let free = self.runs_free();
             if free {
@@ -395,6 +397,13 @@ impl Transfer {
             sends.remove(send.peer);
             let neighbour = self.exchange.neighbour(send.peer);
             let bytes = block.len();
+            if limit.is_set() {
+                let copies = *copies.get_or_insert_with(|| self.copies());
+                if limit.try_pass(bytes, copies, self.exchange.now()).is_err() {
+                    neighbour.flush();
+                    leaving.unless_failing(limit.pass(bytes, copies, &*self.exchange.environment)).await?;
+                }
+            }
             self.exchange.count_sent(bytes, waited_for_ready);
             self.exchange.waits.block_due(send.peer, || self.exchange.now());
             let tells_size = !self.plan.is_repair() && neighbour.note_size_told(self.number);
@@ -420,6 +429,11 @@ impl Transfer {
         }
         turn.end();
         self.all_of(leaving, WaitReason::Leaving).await
+    }
+
+    /// Returns how often each byte of the message leaves this member.
+    fn copies(&self) -> f64 {
+        self.plan.sends(self.exchange.rank).count() as f64 / f64::from(self.shape.count.0)
     }
 
     /// Waits until the block of the schedule's next hop is held, its receiver is ready for it, and the port is about to

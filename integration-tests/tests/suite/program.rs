@@ -66,6 +66,21 @@ fn a_message_may_have_more_than_65535_blocks() {
 }
 
 #[test]
+fn a_sender_sends_no_faster_than_its_bound() {
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("slow");
+    std::fs::write(&path, pattern(2_000_000, 1)).unwrap();
+    let receivers = [Receiver::start(&["--once"]), Receiver::start(&["--once"])];
+    let begun = Instant::now();
+    // 2 MB/s: a second for the file, but for the last block and a short burst.
+    let sent = send(&[path], &receivers, &["--rate", "16M"], "64k");
+    assert_eq!(code(&sent), 0, "{sent:?}");
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(900), "{took:?}");
+    assert_all_have(receivers, &source);
+}
+
+#[test]
 fn a_directory_tree_arrives_with_its_modes_times_and_empty_directories() {
     let source = TempDir::new().unwrap();
     let root = source.path().join("tree");

@@ -81,6 +81,12 @@ pub struct GroupCase {
     /// Whether messages have [headers](Case::header). Delta groups have none.
     #[serde(default)]
     pub headers: bool,
+    /// The weight of the group at the ports of its members.
+    #[serde(default)]
+    pub share: Option<u32>,
+    /// Most bytes of messages a second.
+    #[serde(default)]
+    pub rate_max: Option<u64>,
 }
 
 /// A ring for short messages.
@@ -620,6 +626,8 @@ impl GroupCase {
             .check_blocks(self.checks)
             .delta(self.delta)
             .headers(self.has_headers())
+            .share(self.share)
+            .rate_max(self.rate_max)
             .delivery(if self.stable { Delivery::Stable } else { Delivery::Immediate })
             .block_size(self.block_size + u32::from(other));
         match self.ring.filter(|_| !self.delta) {

@@ -55,6 +55,10 @@ impl Case {
             // The root announces sizes to distant neighbours too.
             case.model.control.latency_ns = MS;
         }
+        let shares = random.chance(0.3);
+        for group in &mut case.groups {
+            group.draw_rates(shares, &mut random);
+        }
         case
     }
 
@@ -186,6 +190,14 @@ impl GroupCase {
 }
 
 impl GroupCase {
+    /// Gives the group a weight, if groups have any, and a bound of its rate.
+    fn draw_rates(&mut self, shares: bool, random: &mut Random) {
+        if shares {
+            self.share = *random.one_of(&[None, Some(1), Some(2), Some(1000)]);
+        }
+        self.rate_max = random.chance(0.1).then(|| *random.one_of(&[100_000, 1_000_000, 100_000_000]));
+    }
+
     fn draw_headers(&mut self, random: &mut Random) {
         self.headers = random.chance(0.25) && !self.delta;
     }
@@ -323,6 +335,8 @@ fn draw_group(random: &mut Random, id: u64, nodes: u32) -> GroupCase {
         receipts: false,
         ring: None,
         headers: false,
+        share: None,
+        rate_max: None,
     }
 }
 

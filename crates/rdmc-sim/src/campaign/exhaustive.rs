@@ -153,6 +153,8 @@ fn history(count: u32, blocks: u32, algorithm: AlgorithmCase) -> Case {
         receipts: true,
         ring: None,
         headers: false,
+        share: None,
+        rate_max: None,
     };
     Case {
         seed: 1,

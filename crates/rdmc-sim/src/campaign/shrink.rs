@@ -119,6 +119,8 @@ fn simplify_groups(case: &Case, add: &mut impl FnMut(&dyn Fn(&mut Case))) {
         add(&|case| case.groups[at].receipts = false);
         add(&|case| case.groups[at].ring = None);
         add(&|case| case.groups[at].headers = false);
+        add(&|case| case.groups[at].share = None);
+        add(&|case| case.groups[at].rate_max = None);
         add(&|case| case.groups[at].sends_ahead = 1);
         for message in 0..group.messages.len() {
             let block = u64::from(group.block_size);

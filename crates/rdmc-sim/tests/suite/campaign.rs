@@ -127,6 +127,8 @@ fn case(algorithm: AlgorithmCase, members: &[u32], sizes: &[u64]) -> Case {
         receipts: false,
         ring: None,
         headers: false,
+        share: None,
+        rate_max: None,
     };
     let nodes = members.iter().max().map_or(1, |most| most + 1);
     Case {

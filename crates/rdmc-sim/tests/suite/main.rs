@@ -13,6 +13,7 @@ mod long_paths;
 mod proof;
 mod receipts;
 mod sessions;
+mod shares;
 mod slow;
 mod snapshot;
 mod stable;

@@ -146,6 +146,9 @@ impl GroupSpec {
         if self.headers {
             hash.update(b"headers");
         }
+        if let Some(weight) = self.share {
+            hash.update(b"share").update(&weight.to_le_bytes());
+        }
         hash.update(&self.id.0.to_le_bytes());
         hash.update(&self.block_size.to_le_bytes());
         hash.update(&[u8::from(self.check_blocks == Some(true))]);

@@ -177,6 +177,17 @@ pub enum GroupError {
     /// [share](crate::DeliveryMode::Shared) objects.
     #[error("delta groups and shared objects have no headers: leave headers off, or these")]
     Headers,
+    /// The [share](crate::GroupSpec::share) is zero or too large.
+    #[error("a share of {weight} is not between 1 and {max}")]
+    Share {
+        /// The weight.
+        weight: u32,
+        /// The largest one.
+        max: u32,
+    },
+    /// At a [bound](crate::GroupSpec::rate_max) of zero bytes a second nothing is ever sent: leave it off.
+    #[error("at 0 bytes a second nothing is ever sent: leave the bound off, or choose a rate")]
+    RateMax,
     /// A group of this node has used the number before.
     #[error("group number {group} was used before")]
     GroupIdUsed {
@@ -202,6 +213,8 @@ impl From<InvalidSpec> for GroupError {
             InvalidSpec::Ring { slots, bytes } => Self::Ring { slots, bytes },
             InvalidSpec::RingDelta => Self::RingDelta,
             InvalidSpec::Headers => Self::Headers,
+            InvalidSpec::Share { weight } => Self::Share { weight, max: GroupSpec::SHARE_MAX },
+            InvalidSpec::RateMax => Self::RateMax,
             InvalidSpec::SharedDelta => Self::SharedDelta,
         }
     }

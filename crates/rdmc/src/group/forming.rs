@@ -21,6 +21,7 @@ use super::healing::Healing;
 use super::membership::Membership;
 use super::pace::PaceJudge;
 use super::retained::RetainedMessages;
+use super::share::Allotments;
 use super::status::{self, Status};
 use super::{Group, GroupSpec};
 use crate::failure::{FailureCause, with_sources};
@@ -32,6 +33,7 @@ use crate::table::{ExpectedRows, Link, RingEnd, Row, StatusTable};
 use crate::transfer::Port;
 use crate::transfer::distance::Distance;
 use crate::transfer::exchange::Exchange;
+use crate::transfer::limit::SendLimit;
 use crate::transfer::neighbour::{Depth, Neighbour, Sends};
 use crate::transfer::waits::WaitMonitor;
 use crate::wire::GroupFrame;
@@ -100,6 +102,7 @@ pub(crate) async fn form(
         ingress: Port::default(),
         egress: Port::default(),
         distance: Distance::new(&spec.algorithm, count, rank, spec.block_size, &capabilities),
+        limit: SendLimit::default(),
         waits: WaitMonitor::default(),
         counters: Counters::default(),
         node_counters: node.counters.clone(),
@@ -119,6 +122,7 @@ pub(crate) async fn form(
     let group = Arc::new(Group {
         pace: PaceJudge::new(membership.clone(), exchange.clone(), end.clone()),
         delta: Delta::new(membership.clone(), exchange.clone()),
+        allotments: Allotments::new(membership.clone(), exchange.clone()),
         membership,
         first_source,
         announced_to,

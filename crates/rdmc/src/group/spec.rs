@@ -112,6 +112,8 @@ pub enum DeliveryMode {
 ///     delivery = "stable"                                 # default: "immediate"
 ///     ring = { slots = 64, bytes = 4096 }                 # default: no ring
 ///     headers = true                                      # default: false
+///     share = 4                                           # default: none
+///     rate_max = 50000000                                 # bytes a second; default: no bound
 /// "#)?;
 /// assert!(spec.is_stable());
 /// # Ok::<(), toml::de::Error>(())
@@ -132,6 +134,8 @@ pub struct GroupSpec {
     pub(super) delivery: Delivery,
     pub(super) ring: Option<RingShape>,
     pub(super) headers: bool,
+    pub(super) share: Option<u32>,
+    pub(super) rate_max: Option<u64>,
 }
 
 impl GroupSpec {
@@ -143,6 +147,8 @@ impl GroupSpec {
     pub const RING_SLOTS_MIN: u32 = 2;
     /// Most slots of a [ring](Self::ring).
     pub const RING_SLOTS_MAX: u32 = 4096;
+    /// Largest [share](Self::share).
+    pub const SHARE_MAX: u32 = 1000;
     /// Longest message in a slot of a [ring](Self::ring), in bytes.
     pub const RING_BYTES_MAX: u32 = 64 << 10;
 
@@ -162,6 +168,8 @@ impl GroupSpec {
             delivery: Delivery::Immediate,
             ring: None,
             headers: false,
+            share: None,
+            rate_max: None,
         }
     }
 
@@ -348,6 +356,43 @@ impl GroupSpec {
         self
     }
 
+    /// Sets the group's weight among the groups that use the port of a node, 1 to [`SHARE_MAX`](Self::SHARE_MAX); by
+    /// default it has none; all members need the same.
+    ///
+    /// Where a group with a weight is among several that want a port, each gets of it by its weight. Groups without one
+    /// count as 1. What one does not use goes to the others. That holds at each node that knows the [rate of its
+    /// port](crate::NodeBuilder::port_rate). If no group of a node has a weight, the network shares the port: over TCP,
+    /// one group may then get ten times as much as another. Messages in slots of a [ring](Self::ring) do not wait for
+    /// their share.
+    ///
+    /// Shares are found in about a second, and later with blocks that take more than a few milliseconds.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdmc::{GroupSpec, NodeId};
+    ///
+    /// let members = [NodeId(0), NodeId(1), NodeId(2)];
+    /// let urgent = GroupSpec::new(1, members).share(8);
+    /// let backup = GroupSpec::new(2, members).share(1).rate_max(20_000_000);
+    /// # drop((urgent, backup));
+    /// ```
+    #[must_use]
+    pub fn share(mut self, weight: impl Into<Option<u32>>) -> Self {
+        self.share = weight.into();
+        self
+    }
+
+    /// Sets how many bytes of messages may leave the root in a second, at least 1; by default as many as the network
+    /// takes. Only the root's setting applies.
+    ///
+    /// The others follow. A member that sends each block to several others sends more than that. Bursts are of one
+    /// block, or 5 ms. Messages in slots of a [ring](Self::ring) do not count.
+    #[must_use]
+    pub fn rate_max(mut self, bytes_per_second: impl Into<Option<u64>>) -> Self {
+        self.rate_max = bytes_per_second.into();
+        self
+    }
+
     /// Returns the group's number.
     pub fn id(&self) -> GroupId {
         self.id
@@ -392,6 +437,12 @@ impl GroupSpec {
             Some(_) if self.delta => return Err(InvalidSpec::RingDelta),
             _ => {}
         }
+        if let Some(weight) = self.share.filter(|weight| !(1..=Self::SHARE_MAX).contains(weight)) {
+            return Err(InvalidSpec::Share { weight });
+        }
+        if self.rate_max == Some(0) {
+            return Err(InvalidSpec::RateMax);
+        }
         if self.is_shared() && self.delta {
             return Err(InvalidSpec::SharedDelta);
         }
@@ -422,6 +473,10 @@ pub(super) enum InvalidSpec {
     Ring { slots: u32, bytes: u32 },
     #[error("delta: members compare the blocks of every message; leave delta or the ring off")]
     RingDelta,
+    #[error("share: a weight of {weight} is not between 1 and {}", GroupSpec::SHARE_MAX)]
+    Share { weight: u32 },
+    #[error("rate_max: at 0 bytes a second nothing is ever sent; leave it off, or choose a rate")]
+    RateMax,
     #[error("headers: delta groups and shared objects have none; leave headers off, or these")]
     Headers,
     #[error("delta: shared objects have no parts to compare; leave delta off, or choose delivery_mode = \"private\"")]

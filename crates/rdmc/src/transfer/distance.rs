@@ -13,7 +13,7 @@
 //! free. There each member decides for itself.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdmc_fabric::{Capabilities, Timestamp};
@@ -30,6 +30,8 @@ pub(crate) struct Distance {
     decider: Decider,
     /// Whether the fabric tells when a block is nearly through.
     tells_near: bool,
+    /// Other groups share the port of a member by weights, as far as this one knows.
+    is_shared: AtomicBool,
     /// Messages of at least so many blocks run free.
     free_from: AtomicU32,
     /// At the root: wakes the task that tells the others when it has changed.
@@ -116,6 +118,7 @@ impl Distance {
             decider,
             tells_near,
             changed: Notify::new(),
+            is_shared: AtomicBool::new(false),
             free_from: AtomicU32::new(free_from),
             latest: AtomicU32::new(0),
             rate_is_known: port_rate.is_some(),
@@ -215,16 +218,30 @@ impl Distance {
         }
     }
 
+    /// Notes whether other groups share the port of a member by weights.
+    pub(crate) fn note_shared(&self, is_shared: bool) {
+        if self.is_shared.swap(is_shared, Ordering::Relaxed) != is_shared {
+            self.decide();
+        }
+    }
+
     /// Decides which messages run free, if that matters for the latest one.
     fn decide(&self) {
         if !matches!(self.decider, Decider::Member | Decider::RootForAll) {
             return;
         }
-        let (Some(round_trip), Some(rate)) = (self.round_trip(), self.rate()) else { return };
-        let wait = wait_in_step(round_trip, self.tells_near);
-        // In a hybrid, the pipelines have fewer members. So this is an estimate there.
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let BlockCount(from) = runs_free_from(self.members, self.block_size.into(), rate as f64, wait);
+        let from = match (self.is_shared.load(Ordering::Relaxed), self.round_trip(), self.rate()) {
+            // A block of another group may have the port, however long it takes.
+            (true, ..) => 0,
+            (false, Some(round_trip), Some(rate)) => {
+                let wait = wait_in_step(round_trip, self.tells_near);
+                // In a hybrid, the pipelines have fewer members. So this is an estimate there.
+                #[expect(clippy::cast_precision_loss, reason = "a rate")]
+                let BlockCount(from) = runs_free_from(self.members, self.block_size.into(), rate as f64, wait);
+                from
+            }
+            _ => return,
+        };
         let blocks = self.latest();
         // What is measured scatters. Members should not change their minds for that.
         let turns = match self.runs_free(blocks) {

@@ -9,6 +9,7 @@ use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Rank, Schedule};
 
 use super::Shape;
 use super::distance::Distance;
+use super::limit::SendLimit;
 use super::neighbour::Neighbour;
 use super::port::Port;
 use super::waits::{WaitMonitor, WaitReason};
@@ -29,6 +30,8 @@ pub(crate) struct Exchange {
     /// The port by which blocks go out.
     pub(crate) egress: Port,
     pub(crate) distance: Distance,
+    /// At the root: how fast blocks may leave.
+    pub(crate) limit: SendLimit,
     pub(crate) waits: WaitMonitor,
     pub(crate) counters: Counters,
     pub(crate) node_counters: Arc<Counters>,

@@ -43,6 +43,12 @@ impl fmt::Display for GroupCase {
                 write!(f, ", {kind}")?;
             }
         }
+        if let Some(weight) = self.share {
+            write!(f, ", a share of {weight}")?;
+        }
+        if let Some(rate) = self.rate_max {
+            write!(f, ", at most {rate} bytes a second")?;
+        }
         if let Some(RingCase { slots, bytes }) = self.ring.filter(|_| !self.delta) {
             write!(f, ", a ring of {slots} slots of {bytes} bytes")?;
         }

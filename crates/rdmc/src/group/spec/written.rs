@@ -37,6 +37,10 @@ pub(super) struct WrittenSpec {
     ring: Option<RingShape>,
     #[serde(default)]
     headers: bool,
+    #[serde(default)]
+    share: Option<u32>,
+    #[serde(default)]
+    rate_max: Option<u64>,
 }
 
 impl From<GroupSpec> for WrittenSpec {
@@ -55,6 +59,8 @@ impl From<GroupSpec> for WrittenSpec {
             delivery: spec.delivery,
             ring: spec.ring,
             headers: spec.headers,
+            share: spec.share,
+            rate_max: spec.rate_max,
         }
     }
 }
@@ -79,6 +85,8 @@ impl TryFrom<WrittenSpec> for GroupSpec {
             delivery: written.delivery,
             ring: written.ring,
             headers: written.headers,
+            share: written.share,
+            rate_max: written.rate_max,
         };
         if let SlowReceivers::Evict { after } = spec.slow_receivers
             && after < EVICT_MIN
