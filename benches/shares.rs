@@ -3,6 +3,9 @@
 //! Each group has all hosts as members, and another root, which sends as fast as it can. The last host receives in all
 //! groups. It prints for each group the part of a port that it got, as a mean over the time that is measured and as the
 //! least and the most of any tenth of a second, each over what its weight promises of all that arrived meanwhile.
+//!
+//! With `--mouse`, one more group carries a message of 1 KiB by a ring every 10 ms. Its root, the first host, prints how
+//! long it takes until all have it.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -23,7 +26,7 @@ struct Arguments {
     /// All hosts.
     #[arg(long, value_delimiter = ',')]
     hosts: Vec<SocketAddr>,
-    /// The weights of the groups, fewer than hosts; 0 for a group without one.
+    /// The weights of the groups, fewer than hosts; 0 for a group without one; no groups by default.
     #[arg(long, value_delimiter = ',')]
     weights: Vec<u32>,
     /// The rate of a port in Mbit/s.
@@ -37,6 +40,9 @@ struct Arguments {
     /// Most bytes of messages a second of the first group.
     #[arg(long)]
     rate_max: Option<u64>,
+    /// Whether short messages are measured beside the groups.
+    #[arg(long)]
+    mouse: bool,
     /// Seconds until the groups have found their shares, and seconds that are measured.
     #[arg(long, default_value_t = 3)]
     settle: u64,
@@ -62,6 +68,9 @@ async fn main() -> Result<()> {
         spec.rate_max(arguments.rate_max.filter(|_| root == 0))
     });
     let end = Duration::from_secs(arguments.settle + arguments.seconds + 1);
+    let mouse = GroupSpec::new(1 << 20, (0..hosts).map(NodeId)).ring(64, 4096);
+    let weighted = arguments.weights.iter().any(|weight| *weight > 0);
+    let mouse = mouse.share(weighted.then_some(1));
     let (mut sends, mut takes) = (Vec::new(), Vec::new());
     for spec in specs {
         if spec.members()[0] == NodeId(arguments.me) {
@@ -71,16 +80,23 @@ async fn main() -> Result<()> {
         }
     }
     let (senders, receivers) = try_join(try_join_all(sends), try_join_all(takes)).await?;
+    let mousing = async {
+        match (arguments.mouse, arguments.me) {
+            (true, 0) => send_short(&arguments, node.create_group(mouse).await?).await,
+            (true, _) => take(node.join_group(mouse).await?, &Cell::new(0)).await,
+            (false, _) => Ok(()),
+        }
+    };
     let counts: Vec<Cell<u64>> = receivers.iter().map(|_| Cell::new(0)).collect();
     let sending = try_join_all(senders.into_iter().map(|sender| send(sender, end)));
     let taking = try_join_all(receivers.into_iter().zip(&counts).map(|(receiver, count)| take(receiver, count)));
     let measuring = async {
-        if arguments.me + 1 == hosts {
+        if arguments.me + 1 == hosts && !counts.is_empty() {
             measure(&arguments, &counts).await;
         }
         Ok(())
     };
-    futures::try_join!(sending, taking, measuring)?;
+    futures::try_join!(sending, taking, measuring, mousing)?;
     node.shutdown(Shutdown::Drain { limit: Duration::from_secs(10) }).await;
     Ok(())
 }
@@ -92,6 +108,24 @@ async fn send(sender: Sender, time: Duration) -> Result<()> {
     let mut sends = futures::stream::iter(sends).buffered(3);
     while sends.try_next().await?.is_some() {}
     drop(sends);
+    sender.close().await?;
+    Ok(())
+}
+
+/// Sends short messages, and prints how long they take.
+async fn send_short(arguments: &Arguments, sender: Sender) -> Result<()> {
+    tokio::time::sleep(Duration::from_secs(arguments.settle)).await;
+    let (message, mut times) = (Bytes::from(vec![7; 1 << 10]), Vec::new());
+    let until = Instant::now() + Duration::from_secs(arguments.seconds);
+    while Instant::now() < until {
+        let begun = Instant::now();
+        sender.send(message.clone()).await?.delivered().await?;
+        times.push(begun.elapsed().as_secs_f64() * 1e3);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    times.sort_by(f64::total_cmp);
+    let at = |part: usize| times[times.len() * part / 100];
+    println!("short messages: {:.2} ms, 99 of 100 within {:.2} ms", at(50), at(99));
     sender.close().await?;
     Ok(())
 }

@@ -194,8 +194,8 @@ pub(crate) struct SendOptions {
     /// default
     #[arg(long, env = "RDMC_PATH_RTT", value_name = "TIME", value_parser = parse_round_trip)]
     pub(crate) path_rtt: Option<Duration>,
-    /// Send at most so many bits per second: 200M, 10G (powers of 1000); each receiver gets so much at most. By default
-    /// files are sent as fast as the network takes them
+    /// Send at most so many bits of files per second from each host: 200M, 10G (powers of 1000); by default as many as
+    /// the network takes
     #[arg(long, env = "RDMC_RATE", value_name = "RATE", value_parser = parse_rate)]
     pub(crate) rate: Option<PortRate>,
     #[command(flatten)]

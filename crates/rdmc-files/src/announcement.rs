@@ -1,5 +1,6 @@
 //! The announcement that an invitation carries. A receiver decides by it whether to take part.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,6 +26,8 @@ pub(crate) struct Announcement {
     pub(crate) on_failure: OnFailure,
     /// Whether receivers are to measure the round trips between them, so that the sender finds racks.
     pub(crate) asks_round_trips: bool,
+    /// Bytes of files that a member sends in a second at most.
+    pub(crate) rate_max: Option<NonZeroU64>,
 }
 
 /// How blocks travel on each medium. Which medium it is becomes known only when all receivers have accepted.
@@ -91,8 +94,18 @@ impl Announcement {
         let (files, bytes) = manifest.totals();
         let unit_bytes_max = Units::of(manifest).longest();
         let on_failure = OnFailure::Repair;
-        let asks_round_trips = false;
-        Self { plans, manifest_len, manifest: None, files, bytes, unit_bytes_max, on_failure, asks_round_trips }
+        let (asks_round_trips, rate_max) = (false, None);
+        Self {
+            plans,
+            manifest_len,
+            manifest: None,
+            files,
+            bytes,
+            unit_bytes_max,
+            on_failure,
+            asks_round_trips,
+            rate_max,
+        }
     }
 
     /// Adds the encoded manifest if it is short enough to be sent to so many receivers with their invitations.
@@ -145,7 +158,8 @@ impl Announcement {
         let spec = |id| GroupSpec::new(id, nodes.clone()).algorithm(algorithm.clone()).block_size(plan.block_size);
         // A failure before the first file ends the transfer, so that no survivor goes on.
         let manifest = spec(1).recoverable(false);
-        let files = spec(2).recoverable(self.on_failure == OnFailure::Repair);
+        let rate_max = self.rate_max.map(NonZeroU64::get);
+        let files = spec(2).recoverable(self.on_failure == OnFailure::Repair).rate_max(rate_max);
         Ok(FileGroups { manifest, files })
     }
 
@@ -243,7 +257,7 @@ pub(crate) const CLOSED_EARLY: &str = "the sender closed the group before everyt
 /// Reason for declining an invitation that announces something else.
 const NO_ANNOUNCEMENT: &str = "the invitation announces no file transfer";
 /// Version of the file transfer; changes when the meaning of its messages does.
-const VERSION: u16 = 8;
+const VERSION: u16 = 9;
 /// The unit of round trips in replies, and how many steps double one.
 const ROUND_TRIP_UNIT: Duration = Duration::from_micros(1);
 const ROUND_TRIPS_IN_OCTAVE: f64 = 8.0;
@@ -270,7 +284,7 @@ mod tests {
         assert_eq!(Announcement::decode(&bytes).unwrap(), told);
         bytes[0] ^= 1;
         let error = Announcement::decode(&bytes).unwrap_err().reason();
-        assert!(error.contains("version 8"), "{error}");
+        assert!(error.contains(&format!("not {}", VERSION ^ 1)), "{error}");
     }
 
     #[test]
@@ -281,6 +295,9 @@ mod tests {
         assert_eq!(repair.manifest, fail.manifest);
         assert_eq!(repair.files.clone().recoverable(false), fail.files);
         assert_ne!(repair.files, fail.files);
+        // Every member keeps the bound.
+        let bounded = Announcement { rate_max: NonZeroU64::new(7), ..told() }.groups(nodes(), Medium::Host).unwrap();
+        assert_eq!((bounded.files, bounded.manifest), (repair.files.rate_max(7), repair.manifest));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::num::NonZeroU64;
 use std::path::{Path as FilePath, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -154,9 +155,8 @@ impl FileSenderBuilder {
         Self { port_rate: rate.into(), ..self }
     }
 
-    /// Sets how fast the content of files may leave the sender. The receivers follow: each of them gets so much at
-    /// most. A receiver that passes blocks on to several others sends more. By default files leave as fast as the
-    /// network takes them.
+    /// Sets how fast each member may send the content of files. In the fan-out, the sender sends so fast to each
+    /// receiver. By default files leave as fast as the network takes them.
     pub fn rate(self, rate: impl Into<Option<PortRate>>) -> Self {
         Self { rate: rate.into(), ..self }
     }
@@ -370,7 +370,6 @@ impl Settings {
         if let Some(limit) = builder.evict_after {
             groups.files = groups.files.slow_receivers(SlowReceivers::evict_after(limit));
         }
-        groups.files = groups.files.rate_max(builder.rate.map(|rate| (rate.bits_per_second() / 8).max(1)));
         let plan = announcement.plans.on(fabric.medium());
         let outbound = Outbound {
             node: &node,
@@ -452,7 +451,7 @@ impl Settings {
         list: &[u8],
         path: Path,
     ) -> Result<Announcement, Problem> {
-        let FileSenderBuilder { algorithm, block_size, racks, on_failure, .. } = &self.builder;
+        let FileSenderBuilder { algorithm, block_size, racks, rate, on_failure, .. } = &self.builder;
         let (members, longest) = (self.receivers.members(), units.longest());
         let max = GroupSpec::BLOCKS_MAX;
         if let Some(block_size) = block_size.filter(|bytes| longest > u64::from(*bytes) * u64::from(max)) {
@@ -466,7 +465,8 @@ impl Settings {
             let by_racks: Algorithm = Hybrid::new(racks.clone(), Spine::TwoTree).into();
             announcement.plans.network.algorithm = (&by_racks).into();
         }
-        Ok(Announcement { on_failure: *on_failure, ..announcement })
+        let rate_max = rate.and_then(|rate| NonZeroU64::new(rate.bits_per_second() / 8));
+        Ok(Announcement { on_failure: *on_failure, rate_max, ..announcement })
     }
 }
 

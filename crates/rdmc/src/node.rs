@@ -159,6 +159,8 @@ impl NodeBuilder {
     /// Sets the rate of the node's port in bytes a second, in each direction: what it carries of blocks at most. By
     /// default it is [what the fabric knows](rdmc_fabric::Capabilities::port_rate), which `tcp` and `shm` do not.
     ///
+    /// Starting fails with [`StartError::PortRate`] if it is 0.
+    ///
     /// It is what groups with a [share](GroupSpec::share) divide; they leave three per cent of it. With a rate that is
     /// too high, weights count for less; with one that is too low, some of the port is idle while groups share it. Over
     /// TCP with packets of 1500 bytes, a port carries 0.95 of the rate of its link.
@@ -323,6 +325,9 @@ impl NodeBuilder {
     /// ```
     pub async fn start_joining(self) -> Result<(Node, Joining), StartError> {
         let fabric = self.fabric.ok_or(StartError::NoFabric)?;
+        if self.port_rate == Some(0) {
+            return Err(StartError::PortRate);
+        }
         check_detection(self.detection)?;
         if let Some(invited) = self.detection_invited.filter(|invited| *invited != self.detection) {
             return Err(StartError::DetectionInvited { invited, got: self.detection });

@@ -26,8 +26,8 @@ pub(crate) trait PortUser: Send + Sync {
     /// Bytes of blocks that this member has received, and has sent, so far.
     fn traffic(&self) -> [u64; 2];
 
-    /// At the root: how often each byte of the latest message leaves it.
-    fn copies(&self) -> Option<f64>;
+    /// How often each byte of the latest message comes in, and how often it leaves.
+    fn copies(&self) -> [f64; 2];
 
     /// Learns what the port leaves to the group.
     fn allot(&self, allotment: Allotment);
@@ -39,7 +39,7 @@ pub(crate) trait PortUser: Send + Sync {
 /// What a port leaves to a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Allotment {
-    /// Whether other groups use the port, and shares are decided.
+    /// Whether several groups want the port, and shares are decided.
     pub(crate) is_shared: bool,
     /// Bytes of messages a second; `None` if the group is not held back.
     pub(crate) rate: Option<u64>,
@@ -62,8 +62,8 @@ struct PortUse {
     has_weight: bool,
     received: Meter,
     sent: Meter,
-    /// How often each byte of a message leaves this member.
-    copies: f64,
+    /// How often each byte of a message comes in, and how often it leaves.
+    copies: [f64; 2],
     told: Allotment,
 }
 
@@ -74,8 +74,6 @@ struct Meter {
     bytes: u64,
     /// Bytes a second.
     rate: f64,
-    /// Bytes that have passed, the latest for the most.
-    lately: f64,
     /// What the direction leaves to the group, in bytes a second; infinite if it does not hold the group back.
     limit: f64,
 }
@@ -105,23 +103,23 @@ impl PortShares {
         Self { rate, uses: Mutex::default(), joined: Notify::new() }
     }
 
+    /// Tells whether the rate of the port is known, so that shares may be decided.
+    pub(crate) fn is_known(&self) -> bool {
+        self.rate.is_some()
+    }
+
     /// Adds a group, until it ends.
     pub(crate) fn join(&self, user: &Arc<dyn PortUser>) {
-        if self.rate.is_none() {
+        if !self.is_known() {
             return;
         }
         let [received, sent] = user.traffic().map(Meter::new);
         let (weight, user) = (user.weight(), Arc::downgrade(user));
         let (has_weight, weight) = (weight.is_some(), weight.unwrap_or(1).into());
-        lock(&self.uses).push(PortUse {
-            user,
-            weight,
-            has_weight,
-            received,
-            sent,
-            copies: 0.0,
-            told: Allotment::default(),
-        });
+        let mut uses = lock(&self.uses);
+        uses.retain(|used| used.user.strong_count() > 0);
+        uses.push(PortUse { user, weight, has_weight, received, sent, copies: [0.0; 2], told: Allotment::default() });
+        drop(uses);
         self.joined.notify_one();
     }
 
@@ -130,6 +128,9 @@ impl PortShares {
         let Some(rate) = self.rate else { return };
         loop {
             self.joined.notified().await;
+            if !is_shared(&lock(&self.uses)) {
+                continue;
+            }
             let (mut before, mut pause) = (environment.now(), PAUSE);
             loop {
                 environment.sleep(pause).await;
@@ -157,18 +158,18 @@ impl PortShares {
                 }
                 None => false,
             });
-            let is_shared = uses.len() > 1 && uses.iter().any(|used| used.has_weight);
-            let port = port(port_rate);
-            limit(port, is_shared, uses.iter_mut().map(|used| (used.weight, 1.0, &mut used.received)).collect());
-            limit(port, is_shared, uses.iter_mut().map(|used| (used.weight, used.copies, &mut used.sent)).collect());
+            let (decides, port) = (is_shared(&uses), port(port_rate));
+            limit(port, decides, uses.iter_mut().map(|used| (used.weight, used.copies[0], &mut used.received)));
+            limit(port, decides, uses.iter_mut().map(|used| (used.weight, used.copies[1], &mut used.sent)));
             for used in uses.iter_mut() {
-                let allotment = Allotment { is_shared, rate: used.rate_left() };
+                let rate = used.rate_left();
+                let allotment = Allotment { is_shared: rate.is_some(), rate };
                 if differs(used.told, allotment) {
                     used.told = allotment;
                     told.push((used.user.clone(), allotment));
                 }
             }
-            match (is_shared, moves) {
+            match (decides, moves) {
                 (false, _) => Found::Nothing,
                 (true, false) => Found::Rest,
                 (true, true) => Found::Traffic,
@@ -187,14 +188,13 @@ impl PortUse {
         let [received, sent] = user.traffic();
         let has_received = self.received.read(received, passed, user.block_size());
         let has_sent = self.sent.read(sent, passed, user.block_size());
-        let measured = || if self.received.lately > 0.0 { self.sent.lately / self.received.lately } else { 0.0 };
-        self.copies = user.copies().unwrap_or_else(measured);
+        self.copies = user.copies();
         has_received || has_sent
     }
 
     /// Returns what both directions leave to the group.
     fn rate_left(&self) -> Option<u64> {
-        let left = self.received.limit.min(self.sent.limit / self.copies);
+        let left = self.received.limit.min(self.sent.limit / self.copies[1]);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is positive and below 2^64")]
         left.is_finite().then(|| (left as u64).max(ALLOTTED_MIN))
     }
@@ -202,7 +202,7 @@ impl PortUse {
 
 impl Meter {
     fn new(bytes: u64) -> Self {
-        Self { bytes, rate: 0.0, lately: 0.0, limit: f64::INFINITY }
+        Self { bytes, rate: 0.0, limit: f64::INFINITY }
     }
 
     /// Reads how many bytes have passed; tells whether there are more than before.
@@ -213,10 +213,9 @@ impl Meter {
         // Blocks are counted as a whole, so it is the rate of several.
         let several = BLOCKS_METERED * f64::from(block_size);
         let span = if self.rate > 0.0 { (several / self.rate).clamp(SPAN_MIN, SPAN_MAX) } else { SPAN_MIN };
-        #[expect(clippy::cast_precision_loss, reason = "bytes of a short time")]
-        let latest = more as f64;
-        self.rate += (latest / seconds - self.rate) * -(-seconds / span).exp_m1();
-        self.lately = self.lately * (-seconds / SPAN_MAX).exp() + latest;
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let latest = more as f64 / seconds;
+        self.rate += (latest - self.rate) * -(-seconds / span).exp_m1();
         more > 0
     }
 
@@ -224,6 +223,11 @@ impl Meter {
     fn demand(&self) -> f64 {
         if self.rate >= self.limit * HELD_BACK { f64::INFINITY } else { self.rate * GROWTH }
     }
+}
+
+/// Tells whether shares are to be decided.
+fn is_shared(uses: &[PortUse]) -> bool {
+    uses.len() > 1 && uses.iter().any(|used| used.has_weight)
 }
 
 /// Returns the bytes a second of a port that are shared.
@@ -235,19 +239,24 @@ fn port(rate: u64) -> f64 {
 /// Limits the groups in one direction of a port, if shares are decided.
 ///
 /// `uses` are their weights, how often each byte of their messages passes, and their meters.
-fn limit(port: f64, is_shared: bool, mut uses: Vec<(f64, f64, &mut Meter)>) {
-    uses.retain_mut(|(_, copies, meter)| {
-        let counts = is_shared && *copies > 0.0;
-        if !counts {
-            meter.limit = f64::INFINITY;
-        }
-        counts
-    });
+fn limit<'a>(port: f64, decides: bool, uses: impl Iterator<Item = (f64, f64, &'a mut Meter)>) {
+    let (uses, idle): (Vec<_>, Vec<_>) = uses.partition(|(_, copies, _)| decides && *copies > 0.0);
+    idle.into_iter().for_each(|(_, _, meter)| meter.limit = f64::INFINITY);
     let demands = uses.iter().map(|(weight, copies, meter)| Demand { weight: weight * copies, rate: meter.demand() });
-    let level = level(port, demands.collect());
+    let demands: Vec<_> = demands.collect();
+    // A group alone has what the port carries, whatever rate was given.
+    let level = if is_alone(port, &demands) { f64::INFINITY } else { level(port, demands) };
     for (weight, copies, meter) in uses {
         meter.limit = weight * copies * level;
     }
+}
+
+/// Tells whether all groups but one together ask for next to nothing.
+fn is_alone(port: f64, demands: &[Demand]) -> bool {
+    let mut rates: Vec<f64> = demands.iter().map(|demand| demand.rate).collect();
+    rates.sort_by(f64::total_cmp);
+    rates.pop();
+    rates.into_iter().sum::<f64>() <= port * ALONE_MAX
 }
 
 /// Returns what a group gets at most for each unit of its weight: the max-min fair shares by weight. Infinite if all get
@@ -284,6 +293,8 @@ const PORT_SHARED: f64 = 0.97;
 const GROWTH: f64 = 1.25;
 /// A group that uses so much of its limit would use more.
 const HELD_BACK: f64 = 0.9;
+/// If all others together use less of a port, a group counts as alone.
+const ALONE_MAX: f64 = 0.01;
 /// Blocks of which a rate is the average, and bounds of their time in seconds.
 const BLOCKS_METERED: f64 = 8.0;
 const SPAN_MIN: f64 = 0.03;
@@ -319,6 +330,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_group_is_alone_unless_others_together_ask_for_something() {
+        let alone =
+            |rates: &[f64]| is_alone(1.0, &rates.iter().map(|&rate| Demand { weight: 1.0, rate }).collect::<Vec<_>>());
+        assert!(alone(&[]) && alone(&[f64::INFINITY]) && alone(&[0.9, 0.001, 0.0]));
+        // However many, and however little each has.
+        assert!(!alone(&[0.009; 100]) && !alone(&[0.001, f64::INFINITY, f64::INFINITY]) && !alone(&[0.02, 0.5]));
     }
 
     #[test]

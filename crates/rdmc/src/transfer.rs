@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt, try_join};
 use rdmc_fabric::{Buffer, Received, WorkError};
-use rdmc_schedule::{BlockCount, BlockIndex, Hop, Rank};
+use rdmc_schedule::{Algorithm, BlockCount, BlockIndex, Hop, Rank};
 
 use crate::certificate::Digest;
 use crate::checksum::{BlockIdentity, Checksum, yield_now};
@@ -401,7 +401,8 @@ impl Transfer {
                 let copies = *copies.get_or_insert_with(|| self.copies());
                 if limit.try_pass(bytes, copies, self.exchange.now()).is_err() {
                     neighbour.flush();
-                    leaving.unless_failing(limit.pass(bytes, copies, &*self.exchange.environment)).await?;
+                    let passes = limit.pass(bytes, copies, &*self.exchange.environment);
+                    self.exchange.waits.pacing(leaving.unless_failing(passes)).await?;
                 }
             }
             self.exchange.count_sent(bytes, waited_for_ready);
@@ -431,9 +432,13 @@ impl Transfer {
         self.all_of(leaving, WaitReason::Leaving).await
     }
 
-    /// Returns how often each byte of the message leaves this member.
+    /// Returns how often each byte of the message leaves this member, while the message passes.
     fn copies(&self) -> f64 {
-        self.plan.sends(self.exchange.rank).count() as f64 / f64::from(self.shape.count.0)
+        match self.exchange.algorithm {
+            // One copy leaves after the other.
+            Algorithm::Sequential | Algorithm::BinomialTree => 1.0,
+            _ => self.plan.sends(self.exchange.rank).count() as f64 / f64::from(self.shape.count.0),
+        }
     }
 
     /// Waits until the block of the schedule's next hop is held, its receiver is ready for it, and the port is about to

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::{Either, join_all, select, try_join, try_join_all};
 use futures::{StreamExt, pin_mut};
-use rdmc::{Algorithm, GroupSpec, GroupStats, NodeId, Receiver, Sender};
+use rdmc::{Algorithm, GroupSpec, GroupStats, NodeId, Receiver, Sender, SlowReceivers};
 use rdmc_sim::{ClusterModel, Deployment, NodeIndex, Simulation, World};
 
 const PORT_MBPS: u64 = 1_000;
@@ -14,7 +14,7 @@ const SCALE: u64 = 128;
 const BLOCK: u64 = 64 << 10;
 const MESSAGE_BLOCKS: u64 = 256;
 /// The groups have found their shares by then.
-const SETTLED: Duration = Duration::from_secs(2);
+const SETTLED: Duration = Duration::from_secs(3);
 const MEASURED: Duration = Duration::from_secs(1);
 
 /// A group of a run.
@@ -25,11 +25,15 @@ struct Plan {
     rate_max: Option<u64>,
     /// Modelled bytes a second that its application sends; as many as it can if `None`.
     offers: Option<u64>,
+    /// Whether slow members are evicted after a second.
+    evicts: bool,
+    /// When its application closes it.
+    ends: Option<Duration>,
 }
 
 impl Plan {
     fn new(members: impl IntoIterator<Item = u32>, share: u32) -> Self {
-        Self { members: members.into_iter().collect(), share, rate_max: None, offers: None }
+        Self { members: members.into_iter().collect(), share, rate_max: None, offers: None, evicts: false, ends: None }
     }
 }
 
@@ -50,7 +54,8 @@ fn play(nodes: u32, latency: Duration, algorithm: &Algorithm, plans: &[Plan]) ->
         let groups = try_join_all(groups).await.expect("the groups form");
         let received: Vec<AtomicU64> = groups.iter().map(|_| AtomicU64::new(0)).collect();
         let (senders, receivers): (Vec<Sender>, Vec<Vec<Receiver>>) = groups.into_iter().unzip();
-        let working = join_all(senders.iter().zip(&plans).map(|(sender, plan)| send(&world, sender, plan)));
+        let handles = senders.iter().cloned().zip(&plans);
+        let working = join_all(handles.map(|(sender, plan)| send(&world, sender, plan)));
         let taking = join_all(receivers.into_iter().zip(&received).flat_map(|(receivers, received)| {
             let last = receivers.len() - 1;
             let world = &world;
@@ -67,6 +72,7 @@ fn play(nodes: u32, latency: Duration, algorithm: &Algorithm, plans: &[Plan]) ->
             let port = (PORT_MBPS * 125_000) as f64 * MEASURED.as_secs_f64();
             let parts =
                 counts().into_iter().zip(before).map(|(after, before)| (after - before) as f64 * SCALE as f64 / port);
+            assert!(senders.iter().all(|sender| sender.stats().slow.is_none()), "nobody is slow");
             let limits = senders.iter().map(|sender| sender.stats().rate_limit);
             parts.zip(limits).collect::<Vec<_>>()
         };
@@ -91,12 +97,14 @@ async fn form(
         .block_size(u32::try_from(BLOCK / SCALE).expect("it is short"))
         .share(plan.share)
         .rate_max(plan.rate_max.map(|rate| rate / SCALE));
+    let patience = Duration::from_secs(1);
+    let spec = if plan.evicts { spec.slow_receivers(SlowReceivers::evict_after(patience)) } else { spec };
     let root = deployment.node(NodeIndex(plan.members[0])).create_group(spec.clone());
     let joins = plan.members[1..].iter().map(|id| deployment.node(NodeIndex(*id)).join_group(spec.clone()));
     try_join(root, try_join_all(joins)).await
 }
 
-async fn send(world: &World, sender: &Sender, plan: &Plan) {
+async fn send(world: &World, sender: Sender, plan: &Plan) {
     let payload = vec![7; usize::try_from(MESSAGE_BLOCKS * BLOCK / SCALE).expect("it is short")];
     if let Some(offers) = plan.offers {
         let short = payload[..usize::try_from(BLOCK / SCALE).expect("it is short")].to_vec();
@@ -106,10 +114,15 @@ async fn send(world: &World, sender: &Sender, plan: &Plan) {
             world.sleep(Duration::from_secs_f64(BLOCK as f64 / offers as f64)).await;
         }
     }
-    let mut sends = futures::stream::iter(std::iter::repeat_with(|| sender.send(payload.clone()))).buffered(3);
+    let begun = world.now();
+    let goes_on = || plan.ends.is_none_or(|ends| world.now().since(begun) < ends);
+    let sends = std::iter::repeat_with(|| sender.send(payload.clone())).take_while(|_| goes_on());
+    let mut sends = futures::stream::iter(sends).buffered(3);
     while let Some(sent) = sends.next().await {
         sent.expect("nothing fails");
     }
+    drop(sends);
+    sender.close().await.expect("nothing fails");
 }
 
 async fn take(world: &World, mut receiver: Receiver, received: Option<&AtomicU64>) {
@@ -117,11 +130,15 @@ async fn take(world: &World, mut receiver: Receiver, received: Option<&AtomicU64
         let pause = world.sleep(Duration::from_millis(5));
         pin_mut!(pause);
         if let Either::Left((next, _)) = select(receiver.next(), pause).await {
-            next.expect("the group goes on").expect("nothing fails");
+            match next {
+                Some(message) => drop(message.expect("nothing fails")),
+                None => break,
+            }
         }
         let GroupStats { bytes_received, .. } = receiver.stats();
         received.into_iter().for_each(|received| received.store(bytes_received, Ordering::Relaxed));
     }
+    receiver.close().await.expect("nothing fails");
 }
 
 /// Asserts that the groups divide among themselves what they have by their weights, and returns how much that is.
@@ -170,6 +187,61 @@ fn a_group_is_held_back_only_where_its_members_share_a_port() {
     assert_by_weight("at node 2", &plans[..2], &parts[..2], 0.05);
     assert!(parts[2].0 >= 0.97 && parts[2].1.is_none(), "{parts:?}");
     assert!(parts[0].1.is_some() && parts[1].1.is_some(), "both are held back: {parts:?}");
+}
+
+#[test]
+fn two_roots_share_the_port_of_their_node() {
+    let plans = [Plan::new([0, 1], 3), Plan::new([0, 2], 1)];
+    let parts = play(3, Duration::from_micros(2), &Algorithm::Chain, &plans);
+    assert_by_weight("at node 0", &plans, &parts, 0.05);
+}
+
+#[test]
+fn a_group_has_the_port_when_the_others_have_ended() {
+    let mut plans = turned(4, &[1, 4]);
+    plans[1].ends = Some(Duration::from_millis(1500));
+    let parts = play(4, Duration::from_micros(2), &Algorithm::Chain, &plans);
+    assert!(parts[0].0 >= 0.98 && parts[0].1.is_none(), "{parts:?}");
+}
+
+#[test]
+fn copies_that_follow_each_other_are_bounded_one_by_one() {
+    for algorithm in [Algorithm::Sequential, Algorithm::BinomialTree] {
+        let mut plan = Plan::new(0..4, 1);
+        plan.rate_max = Some(PORT_MBPS * 125_000 / 5);
+        let [(part, _)] = play(4, Duration::from_micros(2), &algorithm, std::slice::from_ref(&plan))[..] else {
+            unreachable!("there is one group");
+        };
+        assert!(part <= 0.21, "{algorithm}: {part}");
+    }
+}
+
+#[test]
+fn nobody_is_blamed_for_a_root_that_holds_blocks_back() {
+    for algorithm in [Algorithm::BinomialPipeline, Algorithm::Chain] {
+        let mut plan = Plan::new(0..4, 1);
+        // A block every two seconds.
+        plan.rate_max = Some(BLOCK / 2);
+        plan.evicts = true;
+        let parts = play(4, Duration::from_micros(2), &algorithm, std::slice::from_ref(&plan));
+        assert!(parts[0].1.is_some(), "{algorithm}: {parts:?}");
+    }
+}
+
+#[test]
+fn a_root_does_not_share_what_comes_in() {
+    // Node 0 sends in the first group, and receives in the second.
+    let plans = [Plan::new([0, 1, 2], 1), Plan::new([3, 0], 100)];
+    let parts = play(4, Duration::from_micros(2), &Algorithm::Chain, &plans);
+    assert!(parts.iter().all(|(part, _)| *part >= 0.95), "{parts:?}");
+}
+
+#[test]
+fn a_group_is_not_held_back_by_one_that_rests() {
+    let mut plans = turned(4, &[1, 4]);
+    plans[1].offers = Some(PORT_MBPS * 125_000 / 1000);
+    let parts = play(4, Duration::from_micros(2), &Algorithm::Chain, &plans);
+    assert!(parts[0].0 >= 0.98 && parts[0].1.is_none(), "{parts:?}");
 }
 
 #[test]

@@ -73,7 +73,7 @@ impl PaceJudge {
                 if !waited.is_empty() {
                     self.receive_wait_times(self.membership.rank, waited);
                 }
-                self.judge();
+                self.judge(self.exchange.waits.has_paced());
             } else if !waited.is_empty() {
                 self.membership.post_to_root(GroupFrame::WaitTimes { on: waited });
             }
@@ -94,12 +94,14 @@ impl PaceJudge {
         self.exchange.waits.wake();
     }
 
-    /// At the root: finds the member that holds the group up, tells the others, and evicts it if it is time.
-    fn judge(&self) {
+    /// At the root: finds the member that holds the group up, tells the others, and evicts it if it is time. If the root
+    /// `has_paced`, others wait because of that.
+    fn judge(&self, has_paced: bool) {
         let now = self.membership.now();
         let (verdict, told) = {
             let mut state = self.lock();
-            let found = state.reports.slowest(self.membership.spec.count()).map(|(slow, patient)| match state.last {
+            let slowest = if has_paced { None } else { state.reports.slowest(self.membership.spec.count()) };
+            let found = slowest.map(|(slow, patient)| match state.last {
                 // The blocks that a slow member sends take long too.
                 Some((last, at)) if last == patient && now.since(at) < MEMORY => last,
                 _ => slow,

@@ -16,28 +16,39 @@ use crate::wire::GroupFrame;
 pub(super) struct Allotments {
     membership: Arc<Membership>,
     exchange: Arc<Exchange>,
-    /// At the root: what it knows of the members, itself included.
-    by_member: Mutex<BTreeMap<Rank, Allotment>>,
+    /// At the root: bytes of messages a second, by the members that hold the group back.
+    by_member: Mutex<BTreeMap<Rank, u64>>,
 }
 
 impl Allotments {
     pub(super) fn new(membership: Arc<Membership>, exchange: Arc<Exchange>) -> Self {
-        let own = membership.spec.rate_max.filter(|_| membership.rank.is_root());
-        exchange.limit.set(own, false, membership.now());
-        Self { membership, exchange, by_member: Mutex::default() }
+        let allotments = Self { membership, exchange, by_member: Mutex::default() };
+        allotments.set(None, false);
+        allotments
+    }
+
+    /// Sets how fast this member may send, and notes whether a port is shared.
+    fn set(&self, allotted: Option<u64>, is_shared: bool) {
+        if is_shared {
+            self.exchange.distance.note_shared();
+        }
+        let rate = self.membership.spec.rate_max.into_iter().chain(allotted).min();
+        // The node wants to know how often bytes leave.
+        let counts = self.membership.node.port.is_known();
+        self.exchange.limit.set(rate, counts, self.membership.now());
     }
 
     /// At the root: takes what a member's port leaves to the group.
     pub(super) fn take(&self, member: Rank, allotment: Allotment) {
-        let (is_shared, least) = {
+        let least = {
             let mut by_member = lock(&self.by_member);
-            by_member.insert(member, allotment);
-            let rates = by_member.values().filter_map(|allotment| Some(allotment.rate?.max(ALLOTTED_MIN)));
-            (by_member.values().any(|allotment| allotment.is_shared), rates.min())
+            match allotment.rate {
+                Some(rate) => by_member.insert(member, rate.max(ALLOTTED_MIN)),
+                None => by_member.remove(&member),
+            };
+            by_member.values().min().copied()
         };
-        let rate = self.membership.spec.rate_max.into_iter().chain(least).min();
-        self.exchange.limit.set(rate, is_shared, self.membership.now());
-        self.exchange.distance.note_shared(is_shared);
+        self.set(least, allotment.is_shared);
     }
 }
 
@@ -54,8 +65,9 @@ impl PortUser for Group {
         self.exchange.counters.traffic()
     }
 
-    fn copies(&self) -> Option<f64> {
-        self.membership.rank.is_root().then(|| self.exchange.limit.copies())
+    fn copies(&self) -> [f64; 2] {
+        let received = if self.membership.rank.is_root() { 0.0 } else { 1.0 };
+        [received, self.exchange.limit.copies()]
     }
 
     fn allot(&self, allotment: Allotment) {
@@ -64,7 +76,7 @@ impl PortUser for Group {
             return;
         }
         let Allotment { is_shared, rate } = allotment;
-        self.exchange.distance.note_shared(is_shared);
+        self.allotments.set(None, is_shared);
         self.membership.post_to_root(GroupFrame::Allot { is_shared, rate });
     }
 

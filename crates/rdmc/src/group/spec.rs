@@ -382,11 +382,12 @@ impl GroupSpec {
         self
     }
 
-    /// Sets how many bytes of messages may leave the root in a second, at least 1; by default as many as the network
-    /// takes. Only the root's setting applies.
+    /// Sets how many bytes of messages this member may send in a second, at least 1; by default as many as the network
+    /// takes. Give all members the same: each keeps its own, and the others follow the root.
     ///
-    /// The others follow. A member that sends each block to several others sends more than that. Bursts are of one
-    /// block, or 5 ms. Messages in slots of a [ring](Self::ring) do not count.
+    /// A member that sends each block to several others at once ([fan-out](Algorithm::Fanout)) sends as many times more.
+    /// A burst has a block, and what passes in 5 ms. Messages in slots of a [ring](Self::ring), and corrupted blocks
+    /// that are fetched anew, do not count.
     #[must_use]
     pub fn rate_max(mut self, bytes_per_second: impl Into<Option<u64>>) -> Self {
         self.rate_max = bytes_per_second.into();

@@ -31,6 +31,9 @@ pub enum StartError {
         /// The time asked for.
         got: Duration,
     },
+    /// A port of 0 bytes a second carries nothing: leave [`NodeBuilder::port_rate`](crate::NodeBuilder::port_rate) off.
+    #[error("a port of 0 bytes a second carries nothing: leave its rate off, or give the right one")]
+    PortRate,
     /// The node cannot listen at its address.
     #[error("cannot listen at {address}")]
     Listen {

@@ -30,7 +30,7 @@ pub(crate) struct Distance {
     decider: Decider,
     /// Whether the fabric tells when a block is nearly through.
     tells_near: bool,
-    /// Other groups share the port of a member by weights, as far as this one knows.
+    /// Other groups have shared the port of a member by weights, as far as this one knows.
     is_shared: AtomicBool,
     /// Messages of at least so many blocks run free.
     free_from: AtomicU32,
@@ -218,9 +218,9 @@ impl Distance {
         }
     }
 
-    /// Notes whether other groups share the port of a member by weights.
-    pub(crate) fn note_shared(&self, is_shared: bool) {
-        if self.is_shared.swap(is_shared, Ordering::Relaxed) != is_shared {
+    /// Notes that other groups share the port of a member by weights. From then on messages run free.
+    pub(crate) fn note_shared(&self) {
+        if !self.is_shared.swap(true, Ordering::Relaxed) {
             self.decide();
         }
     }

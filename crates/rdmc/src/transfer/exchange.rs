@@ -30,7 +30,7 @@ pub(crate) struct Exchange {
     /// The port by which blocks go out.
     pub(crate) egress: Port,
     pub(crate) distance: Distance,
-    /// At the root: how fast blocks may leave.
+    /// How fast blocks may leave.
     pub(crate) limit: SendLimit,
     pub(crate) waits: WaitMonitor,
     pub(crate) counters: Counters,

@@ -1,4 +1,4 @@
-//! How fast a root may send.
+//! How fast a member may send.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use crate::sync::lock;
 
-/// The rate at which a root may send blocks, if it is limited: a bucket that empties by the clock.
+/// The rate at which a member may send blocks, if it is limited: a bucket that empties by the clock.
 #[derive(Debug, Default)]
 pub(crate) struct SendLimit {
     is_set: AtomicBool,
@@ -47,7 +47,7 @@ impl SendLimit {
         lock(&self.bucket).rate
     }
 
-    /// Returns how often each byte of the latest message leaves the root.
+    /// Returns how often each byte of the latest message leaves this member.
     pub(crate) fn copies(&self) -> f64 {
         lock(&self.bucket).copies
     }
@@ -57,7 +57,7 @@ impl SendLimit {
         self.is_set.load(Ordering::Acquire)
     }
 
-    /// Waits until a block of a message of which each byte leaves so often may leave, and counts it.
+    /// Waits until a block may leave, of a message of which each byte leaves so often, and counts it.
     ///
     /// # Cancel safety
     /// If it is dropped, nothing is counted.
@@ -86,7 +86,8 @@ impl Bucket {
     /// Returns the bytes of blocks that may leave in a second.
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     fn of_blocks(&self) -> Option<f64> {
-        self.rate.map(|rate| rate.max(1) as f64 * self.copies)
+        // Of a message that is repaired, few blocks leave.
+        self.rate.map(|rate| rate.max(1) as f64 * self.copies.max(1.0))
     }
 
     fn drain(&mut self, now: Timestamp) {
@@ -99,7 +100,7 @@ impl Bucket {
 
 impl Default for Bucket {
     fn default() -> Self {
-        Self { rate: None, copies: 1.0, level: 0.0, drained: Timestamp::ZERO }
+        Self { rate: None, copies: 0.0, level: 0.0, drained: Timestamp::ZERO }
     }
 }
 
@@ -173,6 +174,10 @@ mod tests {
         // Half of the time that is left, as each byte leaves twice.
         let (two, rate) = seconds(2.0);
         assert!((two - one / 2.0).abs() < 0.01 && rate == Some(1000), "{two}");
+        // Of a message that is repaired a hundredth leaves, as fast as of any other.
+        let (few, _) = seconds(0.01);
+        assert!((few - one).abs() < 0.01, "{few}");
+        let _ = limit.try_pass(1, 2.0, at(1_000_000));
         limit.set(None, true, at(1_000_000));
         assert!(limit.is_set() && limit.copies() == 2.0);
         limit.set(None, false, at(1_000_000));

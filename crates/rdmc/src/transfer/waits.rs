@@ -34,6 +34,9 @@ struct WaitState {
     relay: Option<CurrentWait>,
     intake: Option<CurrentWait>,
     neighbours: BTreeMap<Rank, NeighbourWaits>,
+    /// Whether this member holds blocks back by its own rate, and whether it has since that was asked.
+    is_pacing: bool,
+    has_paced: bool,
     /// The member that holds the group up.
     slow: Option<Rank>,
     /// All time for which this member has waited for slow members.
@@ -88,6 +91,29 @@ impl WaitMonitor {
         if let Some(wait) = state.slot(what).take() {
             state.spend(&wait, now);
         }
+    }
+
+    /// Awaits `wait`, for which this member holds a block back by its own rate.
+    pub(crate) async fn pacing<T>(&self, wait: impl Future<Output = T>) -> T {
+        struct Ends<'a>(&'a WaitMonitor);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.lock().is_pacing = false;
+            }
+        }
+        {
+            let mut state = self.lock();
+            (state.is_pacing, state.has_paced) = (true, true);
+        }
+        let _ends = Ends(self);
+        wait.await
+    }
+
+    /// Tells whether this member has held blocks back by its own rate since the last call.
+    pub(crate) fn has_paced(&self) -> bool {
+        let mut state = self.lock();
+        let is_pacing = state.is_pacing;
+        std::mem::replace(&mut state.has_paced, is_pacing)
     }
 
     /// Notes that a neighbour is due to receive a block.

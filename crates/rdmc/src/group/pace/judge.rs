@@ -46,8 +46,11 @@ impl WaitReports {
         };
         let window = u32::try_from(WINDOW.as_millis()).unwrap_or(u32::MAX);
         if members == 2 {
-            // There is no member to compare it with: it is slow only if it grants nothing at all.
-            return (waits(|waited| waited.ready_ms) >= window / 10 * 9).then_some((slowest, Rank::ROOT));
+            // There is no member to compare it with: it is slow only if it grants nothing at all. A fast one may be
+            // waited for most of the time, too.
+            let grants_nothing =
+                waits(|waited| waited.ready_ms) >= window / 10 * 9 && waits(|waited| waited.blocks) == 0;
+            return grants_nothing.then_some((slowest, Rank::ROOT));
         }
         let others: f64 = receivers.clone().filter(|other| *other != most).map(|other| weights[other]).sum();
         #[expect(clippy::cast_precision_loss, reason = "a number of members")]
@@ -148,6 +151,7 @@ mod tests {
         let chain = reports(&[(0, 1, 5, 10, 0, 40), (1, 2, 240, 0, 0, 1), (3, 2, 0, 0, 240, 0)]);
         assert_eq!(chain.slowest(4), Some((Rank(2), Rank(1))));
         assert_eq!(reports(&[(0, 1, 250, 0, 0, 0)]).slowest(2), Some((Rank(1), Rank(0))));
+        assert_eq!(reports(&[(0, 1, 250, 0, 0, 400)]).slowest(2), None);
         assert_eq!(reports(&[(0, 1, 0, 250, 0, 9)]).slowest(2), None, "that may be the network");
     }
 
