@@ -161,7 +161,7 @@ impl NodeBuilder {
     ///
     /// Starting fails with [`StartError::PortRate`] if it is 0.
     ///
-    /// It is what groups with a [share](GroupSpec::share) divide; they leave three per cent of it. With a rate that is
+    /// It is what groups with a [share](GroupSpec::share) divide; they leave four per cent of it. With a rate that is
     /// too high, weights count for less; with one that is too low, some of the port is idle while groups share it. Over
     /// TCP with packets of 1500 bytes, a port carries 0.95 of the rate of its link.
     #[must_use]

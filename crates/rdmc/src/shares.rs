@@ -277,7 +277,8 @@ fn level(port: f64, mut demands: Vec<Demand>) -> f64 {
 /// Tells whether what a port leaves to a group differs so much from what was told that it is told again.
 fn differs(told: Allotment, now: Allotment) -> bool {
     match (told.rate, now.rate) {
-        (Some(before), Some(rate)) => before.abs_diff(rate) > before / 64 || told.is_shared != now.is_shared,
+        // If it is less, soon: else the port gets too much.
+        (Some(before), Some(rate)) => rate < before - before / 256 || rate > before + before / 64,
         _ => told != now,
     }
 }
@@ -288,16 +289,17 @@ pub(crate) const ALLOTTED_MIN: u64 = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(160);
 /// The part of a port that is shared.
-const PORT_SHARED: f64 = 0.97;
+const PORT_SHARED: f64 = 0.96;
+/// A group that uses so much of its limit would use more. Where queues are full, rates scatter: one that has its turn
+/// late must not lose its share to the others, or the queues stay full.
+const HELD_BACK: f64 = 0.75;
 /// How much more a group may use soon than it does now, if it is not held back.
-const GROWTH: f64 = 1.25;
-/// A group that uses so much of its limit would use more.
-const HELD_BACK: f64 = 0.9;
+const GROWTH: f64 = 1.0 / HELD_BACK;
 /// If all others together use less of a port, a group counts as alone.
 const ALONE_MAX: f64 = 0.01;
 /// Blocks of which a rate is the average, and bounds of their time in seconds.
 const BLOCKS_METERED: f64 = 8.0;
-const SPAN_MIN: f64 = 0.03;
+const SPAN_MIN: f64 = 0.1;
 const SPAN_MAX: f64 = 2.0;
 
 #[cfg(test)]
@@ -359,7 +361,8 @@ mod tests {
     fn small_changes_are_not_told() {
         let at = |rate| Allotment { is_shared: true, rate };
         assert!(!differs(at(Some(6400)), at(Some(6490))) && differs(at(Some(6400)), at(Some(6550))));
+        assert!(!differs(at(Some(6400)), at(Some(6380))) && differs(at(Some(6400)), at(Some(6370))));
         assert!(differs(at(None), at(Some(u64::MAX))) && differs(at(None), Allotment::default()));
-        assert!(differs(at(Some(1)), Allotment { is_shared: false, rate: Some(1) }) && !differs(at(None), at(None)));
+        assert!(differs(at(Some(u64::MAX)), at(Some(0))) && !differs(at(None), at(None)));
     }
 }

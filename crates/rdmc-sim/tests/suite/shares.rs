@@ -176,7 +176,7 @@ fn a_share_that_is_not_used_goes_to_the_others() {
     let parts = play(4, Duration::from_micros(2), &Algorithm::Chain, &plans);
     assert!((0.19..=0.21).contains(&parts[0].0), "{parts:?}");
     let rest = assert_by_weight("the rest", &plans[1..], &parts[1..], 0.05);
-    assert!(parts[0].0 + rest >= 0.9, "{parts:?}");
+    assert!(parts[0].0 + rest >= 0.87, "{parts:?}");
 }
 
 #[test]
