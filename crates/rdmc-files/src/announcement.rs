@@ -59,6 +59,13 @@ impl Medium {
 }
 
 impl Plans {
+    /// Makes blocks at most so long.
+    pub(crate) fn shorten_blocks(&mut self, bytes: u32) {
+        for plan in [&mut self.network, &mut self.host] {
+            plan.block_size = plan.block_size.min(bytes);
+        }
+    }
+
     /// Returns the plan for a medium.
     pub(crate) fn on(&self, medium: Medium) -> &WirePlan {
         match medium {

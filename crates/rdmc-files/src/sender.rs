@@ -155,8 +155,9 @@ impl FileSenderBuilder {
         Self { port_rate: rate.into(), ..self }
     }
 
-    /// Sets how fast each member may send the content of files. In the fan-out, the sender sends so fast to each
-    /// receiver. By default files leave as fast as the network takes them.
+    /// Sets how fast each member may send the content of files, to all others together. Blocks are then shorter, so that
+    /// each takes at most a tenth of a second, unless a size is [given](Self::block_size) or a block has 32 KiB. By
+    /// default files leave as fast as the network takes them.
     pub fn rate(self, rate: impl Into<Option<PortRate>>) -> Self {
         Self { rate: rate.into(), ..self }
     }
@@ -458,7 +459,10 @@ impl Settings {
             let too_many = SendError::TooManyBlocks { size: longest, block_size, max };
             return Err(Kind::Request.problem(format!("the longest file, or those that travel together: {too_many}")));
         }
-        let plans = plans(algorithm.as_ref(), *block_size, members, units.planned_bytes(), path)?;
+        let mut plans = plans(algorithm.as_ref(), *block_size, members, units.planned_bytes(), path)?;
+        if let (Some(rate), None) = (rate, block_size) {
+            plans.shorten_blocks(block_size_max(*rate, longest));
+        }
         let announcement = Announcement::new(plans, &source.manifest, list.len() as u64);
         let mut announcement = announcement.with_short_manifest(list, self.receivers.addresses().len());
         if let (None, RackSelection::Given(racks)) = (algorithm, racks) {
@@ -469,6 +473,16 @@ impl Settings {
         Ok(Announcement { on_failure: *on_failure, rate_max, ..announcement })
     }
 }
+
+/// Returns the size of a block that takes a tenth of a second at a rate, at least 32 KiB, and so much that the longest
+/// message is not divided into too many.
+fn block_size_max(rate: PortRate, longest: u64) -> u32 {
+    let bytes = (rate.bits_per_second() / 80).max(BLOCK_SIZE_MIN).max(longest.div_ceil(GroupSpec::BLOCKS_MAX.into()));
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Shortest block for the sake of a rate.
+const BLOCK_SIZE_MIN: u64 = 32 << 10;
 
 /// A cluster that is formed.
 struct Started {

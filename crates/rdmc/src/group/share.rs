@@ -10,6 +10,7 @@ use super::membership::Membership;
 use crate::shares::{ALLOTTED_MIN, Allotment, PortUser};
 use crate::sync::lock;
 use crate::transfer::exchange::Exchange;
+use crate::transfer::limit::RateLimits;
 use crate::wire::GroupFrame;
 
 /// What the ports of the members leave to a group.
@@ -32,10 +33,10 @@ impl Allotments {
         if is_shared {
             self.exchange.distance.note_shared();
         }
-        let rate = self.membership.spec.rate_max.into_iter().chain(allotted).min();
+        let limits = RateLimits { blocks: self.membership.spec.rate_max, messages: allotted };
         // The node wants to know how often bytes leave.
         let counts = self.membership.node.port.is_known();
-        self.exchange.limit.set(rate, counts, self.membership.now());
+        self.exchange.limit.set(limits, counts, self.membership.now());
     }
 
     /// At the root: takes what a member's port leaves to the group.

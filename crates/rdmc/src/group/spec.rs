@@ -382,10 +382,9 @@ impl GroupSpec {
         self
     }
 
-    /// Sets how many bytes of messages this member may send in a second, at least 1; by default as many as the network
-    /// takes. Give all members the same: each keeps its own, and the others follow the root.
+    /// Sets how many bytes of blocks this member may send in a second, to all others together, at least 1; by default as
+    /// many as the network takes. Give all members the same: each keeps its own.
     ///
-    /// A member that sends each block to several others at once ([fan-out](Algorithm::Fanout)) sends as many times more.
     /// A burst has a block, and what passes in 5 ms. Messages in slots of a [ring](Self::ring), and corrupted blocks
     /// that are fetched anew, do not count.
     #[must_use]

@@ -18,10 +18,18 @@ pub(crate) struct SendLimit {
     changed: Notify,
 }
 
+/// What limits a member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RateLimits {
+    /// Bytes of blocks a second that may leave.
+    pub(crate) blocks: Option<u64>,
+    /// Bytes of messages a second that may leave, each as often as it does.
+    pub(crate) messages: Option<u64>,
+}
+
 #[derive(Debug)]
 struct Bucket {
-    /// Bytes of messages a second; `None` if they are not limited.
-    rate: Option<u64>,
+    limits: RateLimits,
     /// How often each byte of the current message leaves.
     copies: f64,
     /// Bytes of blocks that have left and not drained by the clock. If negative, so many may leave at once, since a
@@ -31,20 +39,21 @@ struct Bucket {
 }
 
 impl SendLimit {
-    /// Sets the rate in bytes of messages a second, and whether [`copies`](Self::copies) are wanted without one.
-    pub(crate) fn set(&self, rate: Option<u64>, counts: bool, now: Timestamp) {
+    /// Sets the limits, and whether [`copies`](Self::copies) are wanted without any.
+    pub(crate) fn set(&self, limits: RateLimits, counts: bool, now: Timestamp) {
         {
             let mut bucket = lock(&self.bucket);
             bucket.drain(now);
-            bucket.rate = rate;
-            self.is_set.store(rate.is_some() || counts, Ordering::Release);
+            bucket.limits = limits;
+            self.is_set.store(limits != RateLimits::default() || counts, Ordering::Release);
         }
         self.changed.notify_one();
     }
 
-    /// Returns the rate in bytes of messages a second.
+    /// Returns how many bytes of blocks may leave in a second.
     pub(crate) fn rate(&self) -> Option<u64> {
-        lock(&self.bucket).rate
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is positive and below 2^64")]
+        lock(&self.bucket).rate().map(|rate| rate as u64)
     }
 
     /// Returns how often each byte of the latest message leaves this member.
@@ -73,7 +82,7 @@ impl SendLimit {
         let mut bucket = lock(&self.bucket);
         bucket.drain(now);
         bucket.copies = copies;
-        let Some(rate) = bucket.of_blocks() else { return Ok(()) };
+        let Some(rate) = bucket.rate() else { return Ok(()) };
         if bucket.level > 0.0 {
             return Err(Duration::try_from_secs_f64(bucket.level / rate).unwrap_or(WAIT_MAX).clamp(WAIT_MIN, WAIT_MAX));
         }
@@ -85,13 +94,15 @@ impl SendLimit {
 impl Bucket {
     /// Returns the bytes of blocks that may leave in a second.
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    fn of_blocks(&self) -> Option<f64> {
+    fn rate(&self) -> Option<f64> {
         // Of a message that is repaired, few blocks leave.
-        self.rate.map(|rate| rate.max(1) as f64 * self.copies.max(1.0))
+        let messages = self.limits.messages.map(|rate| rate.max(1) as f64 * self.copies.max(1.0));
+        let blocks = self.limits.blocks.map(|rate| rate.max(1) as f64);
+        messages.into_iter().chain(blocks).reduce(f64::min)
     }
 
     fn drain(&mut self, now: Timestamp) {
-        let rate = self.of_blocks().unwrap_or(0.0);
+        let rate = self.rate().unwrap_or(0.0);
         let drained = rate * now.since(self.drained).as_secs_f64();
         self.level = (self.level - drained).max(-rate * LATENESS.as_secs_f64());
         self.drained = now;
@@ -100,7 +111,7 @@ impl Bucket {
 
 impl Default for Bucket {
     fn default() -> Self {
-        Self { rate: None, copies: 0.0, level: 0.0, drained: Timestamp::ZERO }
+        Self { limits: RateLimits::default(), copies: 0.0, level: 0.0, drained: Timestamp::ZERO }
     }
 }
 
@@ -125,7 +136,7 @@ mod tests {
     /// Limits messages to so many bytes a second.
     fn limited(rate: impl Into<Option<u64>>) -> SendLimit {
         let limit = SendLimit::default();
-        limit.set(rate.into(), false, at(0));
+        limit.set(RateLimits { messages: rate.into(), blocks: None }, false, at(0));
         limit
     }
 
@@ -167,20 +178,23 @@ mod tests {
             let now = 1_000_000;
             while limit.try_pass(1000, copies, at(now)).is_ok() {}
             let wait = limit.try_pass(1000, copies, at(now)).expect_err("it is full");
-            (wait.as_secs_f64(), limit.rate())
+            wait.as_secs_f64()
         };
-        let (one, rate) = seconds(1.0);
-        assert!((one - 0.995).abs() < 0.01 && rate == Some(1000), "{one}");
+        let one = seconds(1.0);
+        assert!((one - 0.995).abs() < 0.01 && limit.rate() == Some(1000), "{one}");
         // Half of the time that is left, as each byte leaves twice.
-        let (two, rate) = seconds(2.0);
-        assert!((two - one / 2.0).abs() < 0.01 && rate == Some(1000), "{two}");
+        let two = seconds(2.0);
+        assert!((two - one / 2.0).abs() < 0.01 && limit.rate() == Some(2000), "{two}");
         // Of a message that is repaired a hundredth leaves, as fast as of any other.
-        let (few, _) = seconds(0.01);
+        let few = seconds(0.01);
         assert!((few - one).abs() < 0.01, "{few}");
         let _ = limit.try_pass(1, 2.0, at(1_000_000));
-        limit.set(None, true, at(1_000_000));
+        // A bound of blocks counts each that leaves.
+        limit.set(RateLimits { messages: Some(1000), blocks: Some(1500) }, false, at(1_000_000));
+        assert_eq!(limit.rate(), Some(1500));
+        limit.set(RateLimits::default(), true, at(1_000_000));
         assert!(limit.is_set() && limit.copies() == 2.0);
-        limit.set(None, false, at(1_000_000));
+        limit.set(RateLimits::default(), false, at(1_000_000));
         assert!(!limit.is_set() && limit.try_pass(1 << 30, 1.0, at(1_000_000)).is_ok() && limit.rate().is_none());
     }
 
@@ -189,12 +203,13 @@ mod tests {
         let fabric = MemNetwork::new().fabric();
         let environment = &*fabric.environment();
         let limit = limited(1);
-        limit.set(Some(1), false, environment.now());
+        let slow = RateLimits { messages: Some(1), blocks: None };
+        limit.set(slow, false, environment.now());
         while limit.try_pass(1 << 20, 1.0, environment.now()).is_ok() {}
         // That would take days.
         let mut passing = Box::pin(limit.pass(1, 1.0, environment));
         assert!((&mut passing).now_or_never().is_none());
-        limit.set(None, false, environment.now());
+        limit.set(RateLimits::default(), false, environment.now());
         assert!(passing.now_or_never().is_some());
     }
 }
