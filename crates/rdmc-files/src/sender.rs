@@ -155,9 +155,9 @@ impl FileSenderBuilder {
         Self { port_rate: rate.into(), ..self }
     }
 
-    /// Sets how fast each member may send the content of files, to all others together. Blocks are then shorter, so that
-    /// each takes at most a tenth of a second, unless a size is [given](Self::block_size) or a block has 32 KiB. By
-    /// default files leave as fast as the network takes them.
+    /// Sets how fast each member may send the content of files, to all others together. Blocks are then shorter, so
+    /// that each takes at most a tenth of a second, unless a size is [given](Self::block_size) or a block has 32 KiB.
+    /// By default files leave as fast as the network takes them.
     pub fn rate(self, rate: impl Into<Option<PortRate>>) -> Self {
         Self { rate: rate.into(), ..self }
     }

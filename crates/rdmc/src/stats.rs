@@ -116,9 +116,9 @@ pub struct GroupStats {
     /// The rate of this member's port in bytes per second: what [the fabric
     /// knows](rdmc_fabric::Capabilities::port_rate), or the highest rate that was seen. `None` before the first blocks.
     pub port_rate: Option<u64>,
-    /// How many bytes of blocks this member may send in a second: its [bound](crate::GroupSpec::rate_max), or at the root
-    /// what the ports of all members leave to the group by its [share](crate::GroupSpec::share), if that is less. `None`
-    /// without a bound.
+    /// How many bytes of blocks this member may send in a second: its [bound](crate::GroupSpec::rate_max), or at the
+    /// root what the ports of all members leave to the group by its [share](crate::GroupSpec::share), if that is less.
+    /// `None` without a bound.
     pub rate_limit: Option<u64>,
 }
 

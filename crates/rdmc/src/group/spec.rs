@@ -51,10 +51,10 @@ pub enum Delivery {
     Immediate,
     /// When all members have the message: atomic multicast (DSN §4.6).
     ///
-    /// If the group fails, all survivors deliver exactly the same messages, and no member, not even one that failed, has
-    /// delivered a message that they do not. A group that [continues](crate::GroupFailure::recover) this one delivers
-    /// the others if it can complete them. A member that is no [survivor](crate::GroupFailure::quorum) may deliver
-    /// fewer. The last member to have a message delays it for all, by one write to the others.
+    /// If the group fails, all survivors deliver exactly the same messages, and no member, not even one that failed,
+    /// has delivered a message that they do not. A group that [continues](crate::GroupFailure::recover) this one
+    /// delivers the others if it can complete them. A member that is no [survivor](crate::GroupFailure::quorum) may
+    /// deliver fewer. The last member to have a message delays it for all, by one write to the others.
     Stable,
 }
 
@@ -286,13 +286,13 @@ impl GroupSpec {
         self
     }
 
-    /// Gives short messages a shorter way: the root writes each of at most `bytes` bytes, and of at most a block, into a
-    /// slot of a ring at each receiver (DSN §4.6). By default there is no ring; all members need the same.
+    /// Gives short messages a shorter way: the root writes each of at most `bytes` bytes, and of at most a block, into
+    /// a slot of a ring at each receiver (DSN §4.6). By default there is no ring; all members need the same.
     ///
     /// Such a message needs no schedule, no grant and no relay, but one write to each receiver. Messages that wait at
-    /// the same time share a slot, as many as fit. Longer messages travel in blocks, in the same order; a slot tells the
-    /// receivers their size. The root sends every short message to all receivers itself: a ring is for few members, or
-    /// very short messages. It takes `slots` × (`bytes` + 16) bytes of memory at each receiver.
+    /// the same time share a slot, as many as fit. Longer messages travel in blocks, in the same order; a slot tells
+    /// the receivers their size. The root sends every short message to all receivers itself: a ring is for few members,
+    /// or very short messages. It takes `slots` × (`bytes` + 16) bytes of memory at each receiver.
     ///
     /// `slots` is [`RING_SLOTS_MIN`](Self::RING_SLOTS_MIN) to [`RING_SLOTS_MAX`](Self::RING_SLOTS_MAX), `bytes` 1 to
     /// [`RING_BYTES_MAX`](Self::RING_BYTES_MAX).
@@ -382,8 +382,8 @@ impl GroupSpec {
         self
     }
 
-    /// Sets how many bytes of blocks this member may send in a second, to all others together, at least 1; by default as
-    /// many as the network takes. Give all members the same: each keeps its own.
+    /// Sets how many bytes of blocks this member may send in a second, to all others together, at least 1; by default
+    /// as many as the network takes. Give all members the same: each keeps its own.
     ///
     /// A burst has a block, and what passes in 5 ms. Messages in slots of a [ring](Self::ring), and corrupted blocks
     /// that are fetched anew, do not count.
