@@ -4,8 +4,8 @@
 //! groups. It prints for each group the part of a port that it got, as a mean over the time that is measured and as the
 //! least and the most of any tenth of a second, each over what its weight promises of all that arrived meanwhile.
 //!
-//! With `--mouse`, one more group carries a message of 1 KiB by a ring every 10 ms. Its root, the first host, prints how
-//! long it takes until all have it.
+//! With `--mouse`, one more group carries a message of 1 KiB by a ring every 10 ms. Its root, the first host, prints
+//! how long it takes until all have it.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ struct Arguments {
     block: u32,
     #[arg(long, default_value = "binomial-pipeline")]
     algorithm: Algorithm,
-    /// Most bytes of messages a second of the first group.
+    /// Most bytes of blocks a second that a host sends in the first group.
     #[arg(long)]
     rate_max: Option<u64>,
     /// Whether short messages are measured beside the groups.
@@ -149,8 +149,7 @@ async fn take(mut receiver: Receiver, count: &Cell<u64>) -> Result<()> {
 async fn measure(arguments: &Arguments, counts: &[Cell<u64>]) {
     let counted = || counts.iter().map(Cell::get).collect::<Vec<_>>();
     tokio::time::sleep(Duration::from_secs(arguments.settle)).await;
-    let (begun, mut before, mut windows) = (Instant::now(), counted(), Vec::new());
-    let mut at = begun;
+    let (mut at, mut before, mut windows) = (Instant::now(), counted(), Vec::new());
     for _ in 0..10 * arguments.seconds {
         tokio::time::sleep(WINDOW).await;
         let now = counted();
@@ -168,7 +167,7 @@ async fn measure(arguments: &Arguments, counts: &[Cell<u64>]) {
         let (least, most) =
             over.fold((f64::INFINITY, 0.0_f64), |(least, most), over| (least.min(over), most.max(over)));
         println!(
-            "weight {weight}: {:.3} of a port, {:.3} of what it is promised; in a tenth of a second {least:.2} to {most:.2}",
+            "weight {weight}: {:.3} of a port, {:.3} of what it is promised; in 0.1 s {least:.2} to {most:.2}",
             part / windows.len() as f64,
             part / whole / promised,
         );

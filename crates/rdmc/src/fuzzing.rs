@@ -202,7 +202,7 @@ impl Frame {
             ("group-repeat-row", group(GroupFrame::RepeatRow)),
             ("group-begin", group(GroupFrame::Begin { message: 3 })),
             ("group-run-free", group(GroupFrame::RunFree { from_blocks: 300 })),
-            ("group-allot", group(GroupFrame::Allot { is_shared: true, rate: Some(1 << 30) })),
+            ("group-allot", group(GroupFrame::Allot { rate: Some(1 << 30) })),
             ("group-fetch-slot", group(GroupFrame::FetchSlot { slot: 300 })),
             ("group-slot", group(GroupFrame::Slot { slot: 300, bytes: Some(vec![7; 20]) })),
             ("goodbye", wire::Frame::Goodbye),

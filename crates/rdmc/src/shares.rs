@@ -1,11 +1,11 @@
 //! How the groups of a node share its port, if any of them has a [weight](crate::GroupSpec::share).
 //!
 //! A network shares a port as its queues happen to, whatever was promised. So each node computes, again and again, what
-//! its port leaves to each group, and tells the root of the group. The root sends no faster than the ports of all members
-//! allow. As the other members follow their root, they never wait for their shares.
+//! its port leaves to each group, and tells the root of the group. The root sends no faster than the ports of all
+//! members allow. As the other members follow their root, they never wait for their shares.
 //!
-//! What a group does not use goes to the others. All groups together get a little less than the port carries, so that no
-//! queue decides who gets how much.
+//! What a group does not use goes to the others. All groups together get a little less than the port carries, so that
+//! no queue decides who gets how much.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -29,20 +29,11 @@ pub(crate) trait PortUser: Send + Sync {
     /// How often each byte of the latest message comes in, and how often it leaves.
     fn copies(&self) -> [f64; 2];
 
-    /// Learns what the port leaves to the group.
-    fn allot(&self, allotment: Allotment);
+    /// Learns how many bytes of messages a second the port leaves to the group; `None` if it is not held back.
+    fn allot(&self, rate: Option<u64>);
 
     /// Tells whether the group has ended.
     fn has_ended(&self) -> bool;
-}
-
-/// What a port leaves to a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Allotment {
-    /// Whether several groups want the port, and shares are decided.
-    pub(crate) is_shared: bool,
-    /// Bytes of messages a second; `None` if the group is not held back.
-    pub(crate) rate: Option<u64>,
 }
 
 /// The groups that use a node's port.
@@ -64,7 +55,7 @@ struct PortUse {
     sent: Meter,
     /// How often each byte of a message comes in, and how often it leaves.
     copies: [f64; 2],
-    told: Allotment,
+    told: Option<u64>,
 }
 
 /// The rate of a group in one direction of the port.
@@ -118,7 +109,7 @@ impl PortShares {
         let (has_weight, weight) = (weight.is_some(), weight.unwrap_or(1).into());
         let mut uses = lock(&self.uses);
         uses.retain(|used| used.user.strong_count() > 0);
-        uses.push(PortUse { user, weight, has_weight, received, sent, copies: [0.0; 2], told: Allotment::default() });
+        uses.push(PortUse { user, weight, has_weight, received, sent, copies: [0.0; 2], told: None });
         drop(uses);
         self.joined.notify_one();
     }
@@ -163,10 +154,9 @@ impl PortShares {
             limit(port, decides, uses.iter_mut().map(|used| (used.weight, used.copies[1], &mut used.sent)));
             for used in uses.iter_mut() {
                 let rate = used.rate_left();
-                let allotment = Allotment { is_shared: rate.is_some(), rate };
-                if differs(used.told, allotment) {
-                    used.told = allotment;
-                    told.push((used.user.clone(), allotment));
+                if differs(used.told, rate) {
+                    used.told = rate;
+                    told.push((used.user.clone(), rate));
                 }
             }
             match (decides, moves) {
@@ -175,8 +165,8 @@ impl PortShares {
                 (true, true) => Found::Traffic,
             }
         };
-        for (user, allotment) in told {
-            user.upgrade().into_iter().for_each(|user| user.allot(allotment));
+        for (user, rate) in told {
+            user.upgrade().into_iter().for_each(|user| user.allot(rate));
         }
         found
     }
@@ -259,8 +249,8 @@ fn is_alone(port: f64, demands: &[Demand]) -> bool {
     rates.into_iter().sum::<f64>() <= port * ALONE_MAX
 }
 
-/// Returns what a group gets at most for each unit of its weight: the max-min fair shares by weight. Infinite if all get
-/// what they ask for.
+/// Returns what a group gets at most for each unit of its weight: the max-min fair shares by weight. Infinite if all
+/// get what they ask for.
 fn level(port: f64, mut demands: Vec<Demand>) -> f64 {
     demands.sort_by(|a, b| (a.rate / a.weight).total_cmp(&(b.rate / b.weight)));
     let (mut left, mut weights) = (port, demands.iter().map(|demand| demand.weight).sum::<f64>());
@@ -275,11 +265,11 @@ fn level(port: f64, mut demands: Vec<Demand>) -> f64 {
 }
 
 /// Tells whether what a port leaves to a group differs so much from what was told that it is told again.
-fn differs(told: Allotment, now: Allotment) -> bool {
-    match (told.rate, now.rate) {
+fn differs(told: Option<u64>, now: Option<u64>) -> bool {
+    match (told, now) {
         // If it is less, soon: else the port gets too much.
         (Some(before), Some(rate)) => rate < before - before / 256 || rate > before + before / 64,
-        _ => told != now,
+        (told, now) => told != now,
     }
 }
 
@@ -359,10 +349,9 @@ mod tests {
 
     #[test]
     fn small_changes_are_not_told() {
-        let at = |rate| Allotment { is_shared: true, rate };
-        assert!(!differs(at(Some(6400)), at(Some(6490))) && differs(at(Some(6400)), at(Some(6550))));
-        assert!(!differs(at(Some(6400)), at(Some(6380))) && differs(at(Some(6400)), at(Some(6370))));
-        assert!(differs(at(None), at(Some(u64::MAX))) && differs(at(None), Allotment::default()));
-        assert!(differs(at(Some(u64::MAX)), at(Some(0))) && !differs(at(None), at(None)));
+        assert!(!differs(Some(6400), Some(6490)) && differs(Some(6400), Some(6550)));
+        assert!(!differs(Some(6400), Some(6380)) && differs(Some(6400), Some(6370)));
+        assert!(differs(None, Some(u64::MAX)) && differs(Some(u64::MAX), None));
+        assert!(differs(Some(u64::MAX), Some(0)) && !differs(None, None));
     }
 }

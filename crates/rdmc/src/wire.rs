@@ -165,9 +165,9 @@ pub(crate) enum GroupFrame {
     FetchSlot { slot: u64 },
     /// From the root: the slot, unless all have read it.
     Slot { slot: u64, bytes: Option<Vec<u8>> },
-    /// To the root: whether other groups share this member's port by weights, and the bytes of messages a second that
-    /// it leaves to this one, if that is held back.
-    Allot { is_shared: bool, rate: Option<u64> },
+    /// To the root: the bytes of messages a second that this member's port leaves to the group, if other groups share
+    /// it by weights and this one is held back.
+    Allot { rate: Option<u64> },
 }
 
 /// What a neighbour needs to exchange blocks with a member: the endpoints of two queue pairs, and the cells that it may
@@ -329,7 +329,7 @@ mod tests {
                 }),
             (any::<u64>(), any::<u64>()).prop_map(|(message, size)| GroupFrame::Announce { message, size }),
             any::<u32>().prop_map(|from_blocks| GroupFrame::RunFree { from_blocks }),
-            (any::<bool>(), any::<Option<u64>>()).prop_map(|(is_shared, rate)| GroupFrame::Allot { is_shared, rate }),
+            any::<Option<u64>>().prop_map(|rate| GroupFrame::Allot { rate }),
             any::<u64>().prop_map(|slot| GroupFrame::FetchSlot { slot }),
             (any::<u64>(), proptest::option::of(bytes())).prop_map(|(slot, bytes)| GroupFrame::Slot { slot, bytes }),
             (any::<u64>(), any::<u64>()).prop_map(|(first, count)| GroupFrame::LetGo { first, count }),

@@ -84,7 +84,7 @@ pub struct GroupCase {
     /// The weight of the group at the ports of its members.
     #[serde(default)]
     pub share: Option<u32>,
-    /// Most bytes of messages a second.
+    /// Most bytes of blocks a second that a member sends.
     #[serde(default)]
     pub rate_max: Option<u64>,
 }

@@ -13,7 +13,6 @@ use super::healing::{FetchRequest, Fetched};
 use crate::failure::FailureCause;
 use crate::id::NodeId;
 use crate::mesh::{GroupEvent, Inbox};
-use crate::shares::Allotment;
 use crate::sync::lock;
 use crate::wire::end::EndFrame;
 use crate::wire::{BlockEndpoints, GroupFrame, TableEndpoint};
@@ -155,10 +154,8 @@ impl Group {
             (GroupEvent::Frame(_, GroupFrame::WaitTimes { on }), Some(rank)) if self.membership.rank.is_root() => {
                 self.pace.receive_wait_times(rank, on);
             }
-            (GroupEvent::Frame(_, GroupFrame::Allot { is_shared, rate }), Some(member))
-                if self.membership.rank.is_root() =>
-            {
-                self.allotments.take(member, Allotment { is_shared, rate });
+            (GroupEvent::Frame(_, GroupFrame::Allot { rate }), Some(member)) if self.membership.rank.is_root() => {
+                self.allotments.take(member, rate);
             }
             (GroupEvent::Frame(from, GroupFrame::Slow { member }), Some(Rank::ROOT)) => {
                 self.blame_if(from, self.pace.receive_slow(member))

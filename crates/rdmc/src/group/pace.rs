@@ -94,8 +94,8 @@ impl PaceJudge {
         self.exchange.waits.wake();
     }
 
-    /// At the root: finds the member that holds the group up, tells the others, and evicts it if it is time. If the root
-    /// `has_paced`, others wait because of that.
+    /// At the root: finds the member that holds the group up, tells the others, and evicts it if it is time. If the
+    /// root `has_paced`, others wait because of that.
     fn judge(&self, has_paced: bool) {
         let now = self.membership.now();
         let (verdict, told) = {

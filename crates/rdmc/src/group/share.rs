@@ -7,7 +7,7 @@ use rdmc_schedule::Rank;
 
 use super::Group;
 use super::membership::Membership;
-use crate::shares::{ALLOTTED_MIN, Allotment, PortUser};
+use crate::shares::{ALLOTTED_MIN, PortUser};
 use crate::sync::lock;
 use crate::transfer::exchange::Exchange;
 use crate::transfer::limit::RateLimits;
@@ -24,15 +24,12 @@ pub(super) struct Allotments {
 impl Allotments {
     pub(super) fn new(membership: Arc<Membership>, exchange: Arc<Exchange>) -> Self {
         let allotments = Self { membership, exchange, by_member: Mutex::default() };
-        allotments.set(None, false);
+        allotments.limit(None);
         allotments
     }
 
-    /// Sets how fast this member may send, and notes whether a port is shared.
-    fn set(&self, allotted: Option<u64>, is_shared: bool) {
-        if is_shared {
-            self.exchange.distance.note_shared();
-        }
+    /// Sets how fast this member may send.
+    fn limit(&self, allotted: Option<u64>) {
         let limits = RateLimits { blocks: self.membership.spec.rate_max, messages: allotted };
         // The node wants to know how often bytes leave.
         let counts = self.membership.node.port.is_known();
@@ -40,16 +37,24 @@ impl Allotments {
     }
 
     /// At the root: takes what a member's port leaves to the group.
-    pub(super) fn take(&self, member: Rank, allotment: Allotment) {
+    pub(super) fn take(&self, member: Rank, rate: Option<u64>) {
+        self.note_shared(rate);
         let least = {
             let mut by_member = lock(&self.by_member);
-            match allotment.rate {
+            match rate {
                 Some(rate) => by_member.insert(member, rate.max(ALLOTTED_MIN)),
                 None => by_member.remove(&member),
             };
             by_member.values().min().copied()
         };
-        self.set(least, allotment.is_shared);
+        self.limit(least);
+    }
+
+    /// A port that holds the group back is shared.
+    fn note_shared(&self, rate: Option<u64>) {
+        if rate.is_some() {
+            self.exchange.distance.note_shared();
+        }
     }
 }
 
@@ -71,14 +76,13 @@ impl PortUser for Group {
         [received, self.exchange.limit.copies()]
     }
 
-    fn allot(&self, allotment: Allotment) {
+    fn allot(&self, rate: Option<u64>) {
         if self.membership.rank.is_root() {
-            self.allotments.take(Rank::ROOT, allotment);
+            self.allotments.take(Rank::ROOT, rate);
             return;
         }
-        let Allotment { is_shared, rate } = allotment;
-        self.allotments.set(None, is_shared);
-        self.membership.post_to_root(GroupFrame::Allot { is_shared, rate });
+        self.allotments.note_shared(rate);
+        self.membership.post_to_root(GroupFrame::Allot { rate });
     }
 
     fn has_ended(&self) -> bool {
