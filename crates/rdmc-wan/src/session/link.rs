@@ -103,6 +103,10 @@ impl Shared {
         // If that fails, the other end finds out by itself.
         let _ = self.environment.timeout(SHUT_LIMIT, to.shutdown()).await;
         let failure = failure.unwrap_or_else(|failure| failure);
+        if self.has_told_why(&failure) {
+            // A connection that is closed with bytes unread is reset, and what was told last may be lost with it.
+            let _ = self.environment.timeout(LAST_WORD, tokio::io::copy(&mut from, &mut tokio::io::sink())).await;
+        }
         let state = lock(&self.state);
         match failure {
             _ if state.is_over() || state.ended.is_some() => LinkEnd::Over,
@@ -113,6 +117,15 @@ impl Shared {
                 self.change(|state| state.end(Err(error)));
                 LinkEnd::Over
             }
+        }
+    }
+
+    /// Tells whether a connection ends because this end has told the other one why the session fails.
+    fn has_told_why(&self, failure: &Failure) -> bool {
+        match failure {
+            Failure::Session(_) => true,
+            Failure::Over => matches!(lock(&self.state).ended, Some(Err(_))),
+            Failure::Lost(_) => false,
         }
     }
 
@@ -240,7 +253,12 @@ impl Shared {
                 to.flush().await
             };
             match self.environment.timeout(self.terms.detection, writing).await {
-                Ok(written) => written?,
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    // If the other end has ended the session, what it told before is still to be read.
+                    self.environment.sleep(LAST_WORD).await;
+                    return Err(error.into());
+                }
                 Err(_) => return Ok(Failure::Lost("the other end reads nothing".into())),
             }
             bytes.clear();
@@ -293,7 +311,7 @@ impl LastHeard {
     }
 }
 
-/// How long the end of the data channel waits for the reason, which the control connection brings.
+/// How long an end waits for what the other one has told last, and for the other one to read it.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// How long the end of a connection may take to be written.
 const SHUT_LIMIT: Duration = Duration::from_secs(2);

@@ -1,8 +1,18 @@
-use rdmc_fabric::{Expose, TcpFabric};
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
+use rdmc_fabric::frames::FrameCheck;
+use rdmc_fabric::{ControlStream, Expose, Role, TcpFabric};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+
+use super::link::{Link, LinkEnd};
 use super::state::{OutgoingSlab, SlabMemory};
 use super::*;
+use crate::channel::Channel;
 use crate::conformance::{Cut, Ends, Harness, Mem, Rig, config, exchange, receive, send};
+use crate::wire::{self, Frame};
 
 session_suite!(mem, Mem);
 
@@ -215,6 +225,56 @@ async fn a_session_whose_listener_is_gone_fails_at_both_ends() {
     assert!(matches!(error, SessionError::Lost { .. }), "{error}");
     let error = accepted.handle.ended().await.unwrap_err();
     assert!(matches!(error, SessionError::Lost { .. }), "{error}");
+}
+
+/// A stream that is reset in the direction to the other end.
+struct Deaf(DuplexStream);
+
+impl ControlStream for Deaf {
+    fn peer_address(&self) -> Option<IpAddr> {
+        None
+    }
+}
+
+impl AsyncRead for Deaf {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Deaf {
+    fn poll_write(self: Pin<&mut Self>, _cx: &mut Context<'_>, _buf: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+    }
+}
+
+#[tokio::test]
+async fn why_the_other_end_fails_is_heard_although_nothing_reaches_it_any_more() {
+    let rig = mem().await;
+    let (opened, _accepted) = rig.sessions(None).await;
+    let shared = &opened.handle.0;
+    let (channel, completions) = Channel::new(&*shared.fabric, 1, false).unwrap();
+    let (near, mut far) = tokio::io::duplex(1 << 10);
+    let link = Link { stream: Box::new(Deaf(near)), channel, completions, role: Role::Active, endpoints: Vec::new() };
+    let telling = async {
+        // The first ping has failed by then.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut bytes = Vec::new();
+        wire::encode(&Frame::Abort { reason: "it is stopped".into() }, &mut FrameCheck::default(), &mut bytes);
+        far.write_all(&bytes).await.unwrap();
+        far
+    };
+    let (end, _far) = tokio::join!(shared.run(link), telling);
+    assert!(matches!(end, LinkEnd::Over), "{end:?}");
+    assert_eq!(opened.handle.ended().await.unwrap_err(), SessionError::Aborted { reason: "it is stopped".into() });
 }
 
 #[tokio::test]
