@@ -15,7 +15,20 @@ const PORT_MBPS: u64 = 1_000;
 /// Payload scale: modelled bytes for each byte in memory.
 const SCALE: u64 = 100;
 const BLOCK: u32 = 256 << 10;
-const MESSAGE: usize = 128 * BLOCK as usize;
+
+/// What is multicast.
+#[derive(Clone, Copy)]
+struct Load {
+    messages: usize,
+    /// Blocks of a message.
+    blocks: usize,
+}
+
+impl Load {
+    fn of(messages: usize) -> Self {
+        Self { messages, blocks: 128 }
+    }
+}
 
 /// The results of a run.
 struct Run {
@@ -34,9 +47,9 @@ fn spec(members: &[u32], algorithm: &Algorithm, policy: SlowReceivers) -> GroupS
         .slow_receivers(policy)
 }
 
-async fn send(mut sender: Sender, messages: usize) {
-    let payload = vec![7; MESSAGE / usize::try_from(SCALE).expect("it is short")];
-    let mut left = messages;
+async fn send(mut sender: Sender, load: Load) {
+    let payload = vec![7; load.blocks * BLOCK as usize / usize::try_from(SCALE).expect("it is short")];
+    let mut left = load.messages;
     loop {
         let mut sends: futures::stream::FuturesOrdered<_> = (0..left).map(|_| sender.send(payload.clone())).collect();
         let mut failed: Option<GroupFailure> = None;
@@ -91,7 +104,7 @@ async fn receive(world: &World, mut receiver: Receiver, named: &mut Vec<Rank>) -
 }
 
 /// Multicasts to `members`; one member may have a port of a tenth of the rate.
-fn run(members: &[u32], algorithm: &Algorithm, slow: Option<u32>, policy: SlowReceivers, messages: usize) -> Run {
+fn run(members: &[u32], algorithm: &Algorithm, slow: Option<u32>, policy: SlowReceivers, load: Load) -> Run {
     let mut model = ClusterModel::new(NODES, PORT_MBPS, 2_000);
     model.payload_scale = SCALE;
     let simulation = Simulation::new(model, 1).expect("the model is valid");
@@ -113,7 +126,7 @@ fn run(members: &[u32], algorithm: &Algorithm, slow: Option<u32>, policy: SlowRe
             let excluded = receive(&world, receiver, &mut named).await;
             (world.now(), excluded, named)
         });
-        let (receivers, ()) = futures::join!(futures::future::join_all(receivers), send(sender, messages));
+        let (receivers, ()) = futures::join!(futures::future::join_all(receivers), send(sender, load));
         let mut run = Run { ends: Vec::new(), named: Vec::new(), excluded: Vec::new() };
         for (ended, excluded, named) in receivers {
             run.ends.push(excluded.is_none().then(|| ended.since(begun)));
@@ -133,7 +146,7 @@ fn members() -> Vec<u32> {
 fn a_slow_receiver_is_named_and_nobody_else() {
     for algorithm in Algorithm::ALL_FLAT {
         for slow in [1, 4, 7] {
-            let run = run(&members(), &algorithm, Some(slow), SlowReceivers::Wait, 3);
+            let run = run(&members(), &algorithm, Some(slow), SlowReceivers::Wait, Load::of(3));
             for (member, named) in run.named.iter().enumerate() {
                 assert!(named.iter().all(|rank| *rank == Rank(slow)), "{algorithm} {slow}: {member} saw {named:?}");
             }
@@ -147,8 +160,19 @@ fn a_slow_receiver_is_named_and_nobody_else() {
 #[test]
 fn of_equals_nobody_is_named() {
     for algorithm in Algorithm::ALL_FLAT {
-        let run = run(&members(), &algorithm, None, SlowReceivers::Wait, 4);
+        let run = run(&members(), &algorithm, None, SlowReceivers::Wait, Load::of(4));
         assert!(run.named.iter().all(Vec::is_empty), "{algorithm}: {:?}", run.named);
+    }
+}
+
+#[test]
+fn of_equals_nobody_is_named_while_one_after_the_other_is_served() {
+    let evict = SlowReceivers::Evict { after: Duration::from_secs(1) };
+    for algorithm in [Algorithm::Sequential, Algorithm::BinomialTree] {
+        // Each copy takes four seconds.
+        let run = run(&members(), &algorithm, None, evict, Load { messages: 1, blocks: 2048 });
+        assert!(run.named.iter().all(Vec::is_empty), "{algorithm}: {:?}", run.named);
+        assert!(run.ends.iter().all(Option::is_some), "{algorithm}: {:?}", run.excluded);
     }
 }
 
@@ -158,8 +182,8 @@ fn the_others_are_done_in_little_more_than_their_own_time() {
     for algorithm in [Algorithm::BinomialPipeline, Algorithm::Circulant] {
         let slow = 5;
         let others: Vec<u32> = members().into_iter().filter(|member| *member != slow).collect();
-        let own = run(&others, &algorithm, None, evict, 100);
-        let with = run(&members(), &algorithm, Some(slow), evict, 100);
+        let own = run(&others, &algorithm, None, evict, Load::of(100));
+        let with = run(&members(), &algorithm, Some(slow), evict, Load::of(100));
         let last = |run: &Run| run.ends.iter().flatten().max().copied().expect("a member ends");
         let ratio = last(&with).as_secs_f64() / last(&own).as_secs_f64();
         println!("{algorithm}: {:.3} of their own time", ratio);

@@ -163,7 +163,8 @@ impl PaceJudge {
 }
 
 /// Time between two reports of a member's waiting.
-pub(crate) const WINDOW: Duration = Duration::from_millis(250);
+pub(crate) const WINDOW: Duration = Duration::from_millis(WINDOW_MS as u64);
+const WINDOW_MS: u32 = 250;
 /// How long a member that was slow counts as the cause of the time that its own blocks take.
 const MEMORY: Duration = Duration::from_secs(5);
 /// The longest wait within a window that is believed: members look at their clocks a little late.

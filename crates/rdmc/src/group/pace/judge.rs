@@ -8,27 +8,61 @@ use std::collections::BTreeMap;
 
 use rdmc_schedule::Rank;
 
-use super::WINDOW;
+use super::WINDOW_MS;
 use crate::wire::WaitTimes;
 
 /// The waiting of members within the latest window.
 #[derive(Default)]
-pub(crate) struct WaitReports(BTreeMap<Rank, (u32, Vec<WaitTimes>)>);
+pub(crate) struct WaitReports {
+    /// What each member has reported, and the age of that in windows.
+    latest: BTreeMap<Rank, (u32, Vec<WaitTimes>)>,
+    /// What blocks to each member have taken so far, and within the last windows: each counts half of the next one.
+    so_far: BTreeMap<u32, Cost>,
+    recent: BTreeMap<u32, Cost>,
+}
+
+/// What blocks to a member have taken. Both are counted in parts of [`PARTS`], so that they can be halved.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    busy_ms: u64,
+    blocks: u64,
+}
+
+impl Cost {
+    fn add(&mut self, waited: &WaitTimes) {
+        self.busy_ms += u64::from(waited.busy_ms) * PARTS;
+        self.blocks += u64::from(waited.blocks) * PARTS;
+    }
+
+    fn halve(&mut self) {
+        *self = Self { busy_ms: self.busy_ms / 2, blocks: self.blocks / 2 };
+    }
+
+    /// Returns microseconds for each block.
+    fn of_block(self) -> u64 {
+        self.busy_ms * 1000 / self.blocks.max(PARTS)
+    }
+}
 
 impl WaitReports {
     /// Takes a member's report.
     pub(crate) fn add(&mut self, from: Rank, waited: Vec<WaitTimes>) {
-        self.0.insert(from, (0, waited));
+        for waited in &waited {
+            self.so_far.entry(waited.on).or_default().add(waited);
+            self.recent.entry(waited.on).or_default().add(waited);
+        }
+        self.latest.insert(from, (0, waited));
     }
 
     /// Tells whether there are no recent reports.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.latest.is_empty()
     }
 
     /// Forgets reports that are too old.
     pub(crate) fn age(&mut self) {
-        self.0.retain(|_, (age, _)| {
+        self.recent.values_mut().for_each(Cost::halve);
+        self.latest.retain(|_, (age, _)| {
             *age += 1;
             *age < REPORT_AGE_MAX
         });
@@ -40,22 +74,13 @@ impl WaitReports {
         let receivers = 1..members as usize;
         let most = receivers.clone().max_by(|a, b| weights[*a].total_cmp(&weights[*b]))?;
         let slowest = Rank(u32::try_from(most).ok()?);
-        let waits = |ms: fn(&WaitTimes) -> u32| {
-            let all = self.0.values().flat_map(|(_, waited)| waited).filter(|waited| waited.on == slowest.0);
-            all.map(ms).max().unwrap_or(0)
-        };
-        let window = u32::try_from(WINDOW.as_millis()).unwrap_or(u32::MAX);
         if members == 2 {
-            // There is no member to compare it with: it is slow only if it grants nothing at all. A fast one may be
-            // waited for most of the time, too.
-            let grants_nothing =
-                waits(|waited| waited.ready_ms) >= window / 10 * 9 && waits(|waited| waited.blocks) == 0;
-            return grants_nothing.then_some((slowest, Rank::ROOT));
+            return self.grants_nothing(slowest).then_some((slowest, Rank::ROOT));
         }
         let others: f64 = receivers.clone().filter(|other| *other != most).map(|other| weights[other]).sum();
         #[expect(clippy::cast_precision_loss, reason = "a number of members")]
         let average = others / (receivers.len() - 1) as f64;
-        let stuck = waits(|waited| waited.ready_ms + waited.leaving_ms) >= window / 2;
+        let stuck = self.most(slowest, |waited| waited.ready_ms + waited.leaving_ms) >= WINDOW_MS / 2;
         let slow = stuck && weights[most] >= average * WEIGHT_RATIO_MIN && self.is_costly(slowest);
         slow.then(|| (slowest, self.longest_waiting(slowest)))
     }
@@ -66,37 +91,57 @@ impl WaitReports {
             let on = waited.iter().filter(|waited| waited.on == with.0);
             on.map(|waited| waited.ready_ms + waited.leaving_ms).sum::<u32>()
         };
-        let most = self.0.iter().max_by_key(|(_, (_, waited))| wait(waited));
+        let most = self.latest.iter().max_by_key(|(_, (_, waited))| wait(waited));
         most.map_or(Rank::ROOT, |(rank, _)| *rank)
     }
 
     /// Tells whether this member takes several times as long for a block as others do.
     fn is_costly(&self, slowest: Rank) -> bool {
-        let mut costs: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-        for waited in self.0.values().flat_map(|(_, waited)| waited) {
-            let (time, blocks) = costs.entry(waited.on).or_default();
-            *time += u64::from(waited.busy_ms);
-            *blocks += u64::from(waited.blocks);
-        }
-        let cost = |(time, blocks): (u64, u64)| time * 1000 / blocks.max(1);
-        let own = costs.remove(&slowest.0).map_or(0, cost);
-        let mut others: Vec<u64> = costs.into_values().filter(|(_, blocks)| *blocks > 0).map(cost).collect();
+        let mut costs: BTreeMap<u32, Cost> = BTreeMap::new();
+        self.waits().for_each(|waited| costs.entry(waited.on).or_default().add(waited));
+        costs.retain(|_, cost| cost.busy_ms > 0 || cost.blocks > 0);
+        let is_alone = costs.keys().all(|on| *on == slowest.0);
+        // Some schedules serve one member after the other.
+        let (own, others) = if is_alone { (&self.recent, &self.so_far) } else { (&costs, &costs) };
+        let own = own.get(&slowest.0).map_or(0, |cost| cost.of_block());
+        let others = others.iter().filter(|(on, cost)| **on != slowest.0 && cost.blocks > 0);
+        let mut others: Vec<u64> = others.map(|(_, cost)| cost.of_block()).collect();
         others.sort_unstable();
         // Most may be slow because of the slowest: in a pipeline, the members that wait for its blocks.
-        others.get(others.len() / 4).is_none_or(|quick| own >= quick.saturating_mul(COST_RATIO_MIN))
+        match others.get(others.len() / 4) {
+            Some(quick) => own >= quick.saturating_mul(COST_RATIO_MIN),
+            // If it is served beside others, they get nothing because of it.
+            None => !is_alone || self.grants_nothing(slowest),
+        }
+    }
+
+    /// Tells whether a member that cannot be compared with others is slow. A fast one may be waited for most of the
+    /// time, too.
+    fn grants_nothing(&self, slowest: Rank) -> bool {
+        self.most(slowest, |waited| waited.ready_ms) >= WINDOW_MS / 10 * 9
+            && self.most(slowest, |waited| waited.blocks) == 0
+    }
+
+    /// Returns the most that one member has reported of another.
+    fn most(&self, of: Rank, what: fn(&WaitTimes) -> u32) -> u32 {
+        self.waits().filter(|waited| waited.on == of.0).map(what).max().unwrap_or(0)
+    }
+
+    fn waits(&self) -> impl Iterator<Item = &WaitTimes> {
+        self.latest.values().flat_map(|(_, waited)| waited)
     }
 
     /// Follows all waiting to its end; returns how much of it ends at each member.
     #[expect(clippy::cast_precision_loss, reason = "times of less than a second and numbers of members")]
     fn ends(&self, members: u32) -> Vec<f64> {
         let count = members as usize;
-        let window = WINDOW.as_millis() as f64;
+        let window = f64::from(WINDOW_MS);
         let mut weights = vec![1.0 / count as f64; count];
         for _ in 0..ROUNDS {
             let mut next = vec![0.0; count];
             let mut spread = 0.0;
             for (rank, weight) in weights.iter().enumerate() {
-                let waited = u32::try_from(rank).ok().and_then(|rank| self.0.get(&Rank(rank)));
+                let waited = u32::try_from(rank).ok().and_then(|rank| self.latest.get(&Rank(rank)));
                 let of = |waited: &WaitTimes| f64::from(waited.ready_ms + waited.leaving_ms + waited.arriving_ms);
                 let all: f64 = waited.iter().flat_map(|(_, waited)| waited).map(of).sum();
                 let goes_on = if all > 0.0 { FOLLOWED * (all / window).min(1.0) } else { 0.0 };
@@ -114,6 +159,8 @@ impl WaitReports {
 
 /// Windows after which a member's report does not count any more.
 const REPORT_AGE_MAX: u32 = 2;
+/// Parts of a millisecond and of a block.
+const PARTS: u64 = 1 << 10;
 /// Rounds in which waiting is followed along.
 const ROUNDS: u32 = 30;
 /// The share of waiting that is followed.
@@ -181,6 +228,26 @@ mod tests {
         assert_eq!(reports(&even).slowest(8), None);
         assert_eq!(WaitReports::default().slowest(8), None);
         assert_eq!(WaitReports::default().slowest(1), None);
+    }
+
+    #[test]
+    fn who_is_served_alone_is_compared_with_those_before() {
+        // One after the other is sent to, and always waited for.
+        let serving = |reports: &mut WaitReports, on, blocks| {
+            let waited = WaitTimes { on, ready_ms: 150, leaving_ms: 90, arriving_ms: 0, busy_ms: 240, blocks };
+            reports.add(Rank(0), vec![waited]);
+            let slow = reports.slowest(4).map(|(slow, _)| slow);
+            reports.age();
+            slow
+        };
+        let mut sequential = WaitReports::default();
+        assert_eq!(serving(&mut sequential, 1, 20), None, "nobody is known");
+        assert_eq!(serving(&mut sequential, 2, 20), None);
+        assert_eq!(serving(&mut sequential, 3, 2), Some(Rank(3)));
+        assert_eq!(serving(&mut sequential, 1, 20), None);
+        let mut stuck = WaitReports::default();
+        stuck.add(Rank(0), vec![WaitTimes { on: 1, ready_ms: 250, busy_ms: 250, ..WaitTimes::default() }]);
+        assert_eq!(stuck.slowest(4), Some((Rank(1), Rank(0))), "it grants nothing");
     }
 
     #[test]
