@@ -17,6 +17,7 @@ use crate::local::{Program, cores, require_memory};
 use crate::measured::{Attribution, CaseResult, Samples};
 use crate::mpi::{self, Block, Compiled};
 use crate::options::{BenchOptions, Delivery, PACKED_MAX, WINDOW, is_short};
+use crate::output::{Output, OutputFormat};
 use crate::picture;
 use crate::plan::Case;
 use crate::report::{self, Table};
@@ -30,27 +31,6 @@ pub struct Bench {
     rivals: Vec<Compiled>,
     /// The limits that are already measured.
     limits: Vec<Limits>,
-}
-
-/// Form of the printed results.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputFormat {
-    /// A table for people.
-    Table,
-    /// Lines of comma-separated values.
-    Csv,
-    /// A JSON object per line.
-    Json,
-}
-
-/// Output of a benchmark.
-pub trait Output {
-    /// Prints one or more lines. The last line end is missing.
-    fn print(&self, text: &str);
-
-    /// Shows the progress: `done` configurations are measured, and `now` describes the one that is being measured.
-    /// After the last one `now` is empty.
-    fn progress(&self, now: &str, done: u64);
 }
 
 /// The results of a benchmark.

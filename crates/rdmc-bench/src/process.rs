@@ -15,6 +15,16 @@ pub enum ProcessRole {
         /// Bytes of a message.
         bytes: usize,
     },
+    /// The end of a flow that posts messages, run by [`run_flow_source`](crate::run_flow_source).
+    FlowSource {
+        /// What it must know, in JSON.
+        setup: String,
+    },
+    /// The other end of a flow, run by [`run_flow_target`](crate::run_flow_target).
+    FlowTarget {
+        /// What it must know, in JSON.
+        setup: String,
+    },
     /// A process that runs a command and ends it with its own standard input, run by [`run_guard`](crate::run_guard).
     Guard {
         /// The command and its arguments.
@@ -46,6 +56,8 @@ impl ProcessRole {
                 Self::Member(MemberRole { fabric: fabric_of(fabric)?, device, invites: role == INVITES })
             }
             [SINK, bytes] => Self::Sink { bytes: bytes.parse().context("the bytes of a message")? },
+            [FLOW_SOURCE, setup] => Self::FlowSource { setup: (*setup).to_owned() },
+            [FLOW_TARGET, setup] => Self::FlowTarget { setup: (*setup).to_owned() },
             [GUARD, ..] => Self::Guard { command: arguments[1..].to_vec() },
             _ => return Err(anyhow::anyhow!("{arguments:?} is not a role of the benchmark").into()),
         })
@@ -61,6 +73,8 @@ impl ProcessRole {
                 arguments
             }
             Self::Sink { bytes } => words(&[SINK, &bytes.to_string()]),
+            Self::FlowSource { setup } => words(&[FLOW_SOURCE, setup]),
+            Self::FlowTarget { setup } => words(&[FLOW_TARGET, setup]),
             Self::Guard { command } => words(&[GUARD]).into_iter().chain(command.iter().cloned()).collect(),
         }
     }
@@ -76,6 +90,8 @@ fn fabric_of(name: &str) -> anyhow::Result<FabricSelection> {
 /// First arguments of the roles.
 const MEMBER: &str = "member";
 const SINK: &str = "sink";
+const FLOW_SOURCE: &str = "flow-source";
+const FLOW_TARGET: &str = "flow-target";
 const GUARD: &str = "guard";
 /// Third argument of a member.
 const INVITES: &str = "invites";
@@ -95,6 +111,8 @@ mod tests {
             member(FabricSelection::Tcp, None, true),
             member(FabricSelection::Verbs, Some("rxe0"), false),
             ProcessRole::Sink { bytes: 17 },
+            ProcessRole::FlowSource { setup: "{\"a\": 1}".into() },
+            ProcessRole::FlowTarget { setup: "{}".into() },
             ProcessRole::Guard { command },
         ];
         for role in roles {

@@ -214,7 +214,7 @@ fn optional(value: Option<f64>) -> String {
 }
 
 /// Quotes a value that has a comma or a quotation mark.
-fn quoted(value: String) -> String {
+pub(crate) fn quoted(value: String) -> String {
     if value.contains([',', '"']) { format!("\"{}\"", value.replace('"', "\"\"")) } else { value }
 }
 
@@ -230,7 +230,7 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
-fn per_second(rate: f64) -> String {
+pub(crate) fn per_second(rate: f64) -> String {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative; `as` saturates")]
     let bytes = rate as u64;
     Rate { bytes, seconds: 1.0 }.to_string()

@@ -1,29 +1,36 @@
 //! `rdmc bench`: the options, and the output of the results.
 
-use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, Subcommand};
 use rdmc::{Algorithm, GroupSpec};
 use rdmc_bench::local::Program;
-use rdmc_bench::{Bench, Checks, Completion, Contestant, Delivery, Output, OutputFormat, Ring, RingChoice};
+use rdmc_bench::{Bench, Checks, Completion, Contestant, Delivery, Ring, RingChoice};
 use rdmc_files::FabricSelection;
 use rdmc_files::size::ByteSize;
 
 use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto, RacksText, SpineName};
-use crate::examples;
 use crate::exit::Exit;
 use crate::fabric::FABRICS;
+use crate::flows::FlowsOptions;
 use crate::named::{Named, one_of};
-use crate::progress::{Bar, OutputOptions, Reporter, Screen, print_line};
+use crate::progress::{OutputOptions, Reporter, Screen};
+use crate::results::{PROCESS, Printer, format_of};
 use crate::size;
+use crate::{examples, flows};
 
 /// Options of `rdmc bench`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = HELP, after_long_help = format!("{}\n\n{HELP}", examples::BENCH))]
+#[command(
+    after_help = HELP,
+    after_long_help = format!("{}\n\n{HELP}", examples::BENCH),
+    args_conflicts_with_subcommands = true
+)]
 pub(crate) struct BenchOptions {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
     /// Numbers of members of a group, the sender included; 2 to 64
     #[arg(
         long,
@@ -133,10 +140,25 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) output: OutputOptions,
+    output: OutputOptions,
+}
+
+/// The subcommands of `rdmc bench`.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure flows of single verbs, each alone and beside the others, on this host or between hosts
+    Flows(Box<FlowsOptions>),
 }
 
 impl BenchOptions {
+    /// Returns the options of the output.
+    pub(crate) fn output(&self) -> OutputOptions {
+        match &self.command {
+            Some(BenchCommand::Flows(options)) => options.output,
+            None => self.output,
+        }
+    }
+
     /// Returns the options of the library.
     fn measured(&self) -> anyhow::Result<rdmc_bench::BenchOptions> {
         let mut options = rdmc_bench::BenchOptions::default();
@@ -178,59 +200,21 @@ impl BenchOptions {
 
 /// Runs the benchmark.
 pub(crate) async fn run(options: BenchOptions, screen: Screen) -> anyhow::Result<()> {
+    if let Some(BenchCommand::Flows(options)) = options.command {
+        return flows::run(*options, screen).await;
+    }
     let bench = Bench::prepare(options.measured()?, Program::this([PROCESS])?)?;
     // Fails before the measurements if the file cannot be written.
     if let Some(path) = &options.plot {
         std::fs::write(path, "").with_context(|| path.display().to_string()).context(Exit::Usage)?;
     }
-    let format = match options {
-        BenchOptions { output: OutputOptions { json: true, .. }, .. } => OutputFormat::Json,
-        BenchOptions { csv: true, .. } => OutputFormat::Csv,
-        _ => OutputFormat::Table,
-    };
-    let reporter = Reporter::new(options.output, screen);
-    let total = bench.configurations();
-    let bar = RefCell::new(Some(reporter.work_bar("", total)));
-    let results = bench.run(format, &Printer { reporter, bar, total }).await?;
+    let printer = Printer::new(Reporter::new(options.output, screen), bench.configurations());
+    let results = bench.run(format_of(options.output, options.csv), &printer).await?;
     if let Some(path) = &options.plot {
         std::fs::write(path, results.picture()).with_context(|| path.display().to_string())?;
     }
     Ok(())
 }
-
-/// The output of the results.
-struct Printer {
-    reporter: Reporter,
-    /// `None` when everything is measured.
-    bar: RefCell<Option<Bar>>,
-    total: u64,
-}
-
-impl Output for Printer {
-    fn print(&self, text: &str) {
-        if self.reporter.is_json() {
-            print_line(text);
-        } else {
-            self.reporter.print(text);
-        }
-    }
-
-    fn progress(&self, now: &str, done: u64) {
-        if let Some(bar) = &*self.bar.borrow() {
-            bar.label(now);
-            // Programs see the results instead.
-            if !self.reporter.is_json() {
-                bar.set(done);
-            }
-        }
-        if done == self.total {
-            self.bar.take();
-        }
-    }
-}
-
-/// Name of the subcommand that is a process of the benchmark.
-pub(crate) const PROCESS: &str = "internal-bench-node";
 
 /// How members wait for completions.
 const COMPLETIONS: [Named<Completion>; 3] = [

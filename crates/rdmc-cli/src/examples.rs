@@ -124,6 +124,17 @@ Examples:
   Is the cost model's choice the fastest one?
       rdmc bench -n 8 -s 1M,64M --explain";
 
+/// Examples of `rdmc bench flows`.
+pub(crate) const FLOWS: &str = "\
+Examples:
+  Short writes that poll, beside long sends that wait for events:
+      rdmc bench flows --flow write:64:poll --flow send:1M
+  The same between two hosts; the other one runs the first line:
+      rdmc bench flows --listen 0.0.0.0:7472
+      rdmc bench flows -f write:64:poll -f send:1M --to node2:7472
+  Reads with 16 under way, in shared memory, each end on its own core:
+      rdmc bench flows -f read:64k:depth=16:core=0:far-core=1 --fabric shm";
+
 #[cfg(test)]
 mod tests {
     use crate::cli::{Cli, command};
@@ -139,6 +150,7 @@ mod tests {
             ("gateway", super::GATEWAY),
             ("demo", super::DEMO),
             ("bench", super::BENCH),
+            ("bench flows", super::FLOWS),
         ] {
             let typed = examples.lines().filter_map(|line| line.strip_prefix("      "));
             let mut count = 0;

@@ -13,6 +13,7 @@ mod doctor;
 mod examples;
 mod exit;
 mod fabric;
+mod flows;
 mod gateway;
 mod get;
 mod manual;
@@ -20,6 +21,7 @@ mod named;
 mod port;
 mod progress;
 mod recv;
+mod results;
 mod schedule;
 mod security;
 mod send;
@@ -94,7 +96,7 @@ fn main() -> ExitCode {
             tell_outcome(options.output, run(threads, |stop| unless_stopped(stop, demo::run(options, screen))))
         }
         Command::Bench(options) => {
-            let output = options.output;
+            let output = options.output();
             tell_outcome(output, run(Threads::One, |stop| unless_stopped(stop, bench::run(options, screen))))
         }
         Command::BenchNode { role } => bench_process(&role),
@@ -113,6 +115,12 @@ fn bench_process(arguments: &[String]) -> anyhow::Result<()> {
     match ProcessRole::from_arguments(arguments)? {
         ProcessRole::Member(role) => {
             run(Threads::One, |stop| unless_stopped(stop, async { Ok(rdmc_bench::run_member(role).await?) }))
+        }
+        ProcessRole::FlowSource { setup } => {
+            run(Threads::One, |stop| unless_stopped(stop, async { Ok(rdmc_bench::run_flow_source(&setup).await?) }))
+        }
+        ProcessRole::FlowTarget { setup } => {
+            run(Threads::One, |stop| unless_stopped(stop, async { Ok(rdmc_bench::run_flow_target(&setup).await?) }))
         }
         ProcessRole::Sink { bytes } => Ok(rdmc_bench::run_sink(bytes)?),
         ProcessRole::Guard { command } => Ok(rdmc_bench::run_guard(&command)?),

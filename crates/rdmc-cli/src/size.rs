@@ -1,31 +1,9 @@
 //! Numbers of bytes as typed.
 
+pub(crate) use rdmc_files::size::parse;
 use rdmc_files::size::{ByteSize, PAGE, POOL_BYTES_MIN};
 
 use crate::choice::{AUTO, OrAuto};
-
-/// Parses `256MiB`, `1M`, `4k` or plain bytes; the units are powers of 1024.
-pub(crate) fn parse(text: &str) -> Result<u64, String> {
-    let allowed =
-        || format!("{text:?} is not a size: write bytes, or a number with k, M, G or T (powers of 1024): 256MiB");
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| allowed())?;
-    let unit = unit.trim_start();
-    let letter = match unit.strip_suffix("iB").or(unit.strip_suffix('i')).unwrap_or(unit) {
-        "" if unit.is_empty() => return Ok(number),
-        "B" => return Ok(number),
-        letter => letter,
-    };
-    let shift = match letter {
-        "k" | "K" => 10,
-        "m" | "M" => 20,
-        "g" | "G" => 30,
-        "t" | "T" => 40,
-        _ => return Err(allowed()),
-    };
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more than 2^64 bytes"))
-}
 
 /// Parses a block size: 1 byte to 1 GiB.
 pub(crate) fn parse_block(text: &str) -> Result<u32, String> {

@@ -23,6 +23,7 @@ mod decorator;
 mod environment;
 mod fabric;
 mod fault;
+mod flows;
 pub mod frames;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -53,6 +54,7 @@ pub use fabric::{
     Capabilities, ConnectError, Endpoint, Fabric, FabricError, Peer, QueuePairConfig, RawQueuePair, Role,
 };
 pub use fault::{Fault, FaultFabric, Posting};
+pub use flows::{FlowSource, FlowSpec, FlowTarget, FlowVerb};
 pub use mem::{MemFabric, MemNetwork};
 pub use memory::{
     AllocatingAhead, AttachError, Buffer, BufferMut, Lender, Memory, MemoryRegion, ObjectDescriptor, ObjectShare,

@@ -1,6 +1,32 @@
-//! Numbers of bytes as people read them.
+//! Numbers of bytes as people read and type them.
 
 use std::fmt;
+
+/// Parses `256MiB`, `1M`, `4k` or plain bytes; the units are powers of 1024.
+///
+/// # Errors
+/// What a size looks like.
+pub fn parse(text: &str) -> Result<u64, String> {
+    let allowed =
+        || format!("{text:?} is not a size: write bytes, or a number with k, M, G or T (powers of 1024): 256MiB");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| allowed())?;
+    let unit = unit.trim_start();
+    let letter = match unit.strip_suffix("iB").or(unit.strip_suffix('i')).unwrap_or(unit) {
+        "" if unit.is_empty() => return Ok(number),
+        "B" => return Ok(number),
+        letter => letter,
+    };
+    let shift = match letter {
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        _ => return Err(allowed()),
+    };
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more than 2^64 bytes"))
+}
 
 /// A number of bytes, displayed with a unit: `256 MiB`, `1.5 GiB`, `17 B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -34,6 +34,7 @@ mod workload;
 
 pub use differences::{DifferencesError, KnownDifference, KnownDifferences, Mismatch};
 pub use distance::{BOUND, BOUND_PIPELINE, DistanceCase, DistanceOutcome, PREDICTED};
+pub use isolation::{PlayedFlows, play_flows};
 pub use wan::{LongPath, Pace};
 
 /// One experiment, with its name in the program.

@@ -7,6 +7,8 @@ use tempfile::TempDir;
 
 use crate::program::{code, command, events, finish, rdmc, text};
 
+mod flows;
+
 #[test]
 fn a_sweep_measures_every_configuration_and_the_machine() {
     let lists = ["bench", "--nodes", "2,3", "--size", "1,64k", "--fabric", "tcp", "--rounds", "3", "--json"];

@@ -15,8 +15,8 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("rdmc-files", &["rdmc", "rdmc-schedule", "rdmc-fabric", "rdmc-verbs", "rdmc-wan"]),
     // Of the runtime, only its security.
     ("rdmc-wan", &["rdmc", "rdmc-fabric"]),
-    // Members choose fabrics as senders of files do.
-    ("rdmc-bench", &["rdmc", "rdmc-sim", "rdmc-files"]),
+    // Members choose fabrics as senders of files do. Flows use single verbs of a fabric.
+    ("rdmc-bench", &["rdmc", "rdmc-sim", "rdmc-files", "rdmc-fabric", "rdmc-verbs"]),
     // The ports of the demo are a decorator of fabrics.
     (
         "rdmc-cli",

@@ -10,6 +10,7 @@ mod groups;
 mod mice;
 
 use elephants::Elephants;
+pub use flows::{PlayedFlows, play_flows};
 use groups::SmallBesideBulk;
 use mice::Mice;
 

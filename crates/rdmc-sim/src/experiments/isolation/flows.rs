@@ -1,22 +1,18 @@
 //! Two flows, each on its own queue pair with one message in flight: the benchmark of Zhang et al.
 
-use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures::TryFutureExt;
 use futures::future::try_join_all;
-use rdmc_fabric::{
-    CompletionMode, CompletionSource, Endpoint, Expose, Fabric, Operation, Peer, QueuePair, QueuePairConfig, Received,
-    RemoteAccess, Role,
-};
+use futures::{FutureExt, TryFutureExt};
+use rdmc_fabric::{CompletionMode, Endpoint, FlowSource, FlowSpec, FlowTarget, FlowVerb, Peer, Role};
 use tokio::sync::oneshot;
 
 use super::super::measure::VIRTUAL_LIMIT;
 use super::super::{ExperimentError, PaperCluster};
 use crate::deployment::DeploymentError;
-use crate::fabric::SimFabric;
 use crate::simulation::NodeIndex;
 use crate::world::{Simulation, World};
 
@@ -30,6 +26,23 @@ pub(crate) enum Flow {
     Elephant { megabytes: u64, waits: CompletionWait },
     /// Writes messages of `bytes`, and polls for their completions.
     Mouse { bytes: u64 },
+}
+
+impl Flow {
+    /// Returns what its messages are, and how its sender waits.
+    fn spec(self) -> (FlowSpec, CompletionMode) {
+        let (verb, bytes, waits) = match self {
+            Self::Elephant { megabytes, waits: CompletionWait::Busy } => {
+                (FlowVerb::Send, megabytes, CompletionMode::Poll)
+            }
+            Self::Elephant { megabytes, waits: CompletionWait::Event } => {
+                (FlowVerb::Send, megabytes, CompletionMode::Event)
+            }
+            Self::Mouse { bytes } => (FlowVerb::Write, bytes, CompletionMode::Poll),
+        };
+        let bytes = usize::try_from(bytes).expect("messages are short, or modelled by short ones");
+        (FlowSpec { verb, bytes, in_flight: 1, receives: RECEIVES }, waits)
+    }
 }
 
 /// How a process waits for its completions.
@@ -133,11 +146,38 @@ impl FlowsMeasurement {
     }
 }
 
-/// Runs flows from one node to another for a while, each on its own queue pair and thread.
+/// Plays flows from one node to another, on the modelled adapters of Zhang et al., for a while of virtual time. The
+/// second node polls.
+///
+/// # Errors
+/// The flows do not end.
+pub fn play_flows(flows: &[(FlowSpec, CompletionMode)], duration: Duration) -> Result<PlayedFlows, ExperimentError> {
+    let FlowsMeasurement { done, until_ns, .. } = play(flows, 1, duration)?;
+    Ok(PlayedFlows { messages: done.into_iter().map(|times| times.0).collect(), until_ns })
+}
+
+/// What flows did in the model.
+#[derive(Clone, Debug)]
+pub struct PlayedFlows {
+    /// When each message of each flow was posted and complete, in ns of virtual time. The last one of each is complete
+    /// after the end.
+    pub messages: Vec<Vec<(u64, u64)>>,
+    /// The end, in ns of virtual time.
+    pub until_ns: u64,
+}
+
 fn compete(flows: &[Flow], duration: Duration) -> Result<FlowsMeasurement, ExperimentError> {
+    play(&flows.iter().map(|flow| flow.spec()).collect::<Vec<_>>(), MB, duration)
+}
+
+/// Runs flows from one node to another for a while, each on its own queue pair and thread.
+fn play(
+    flows: &[(FlowSpec, CompletionMode)],
+    payload_scale: u64,
+    duration: Duration,
+) -> Result<FlowsMeasurement, ExperimentError> {
     let mut model = PaperCluster::Kbnets.model();
-    model.nodes = 2;
-    model.payload_scale = MB;
+    (model.nodes, model.payload_scale) = (2, payload_scale);
     let simulation = Simulation::new(model, 1)?;
     let world = simulation.world().clone();
     let flows = flows.to_vec();
@@ -163,94 +203,39 @@ fn compete(flows: &[Flow], duration: Duration) -> Result<FlowsMeasurement, Exper
 /// Starts a flow; the returned future resolves to its messages when it is stopped.
 async fn start(
     world: &World,
-    flow: Flow,
+    (spec, waits): (FlowSpec, CompletionMode),
     stop: Arc<AtomicBool>,
 ) -> impl Future<Output = Result<MessageTimes, DeploymentError>> + use<> {
     let (sender, receiver) = (world.fabric(SENDER), world.fabric(RECEIVER));
-    let waits = match flow {
-        Flow::Elephant { waits: CompletionWait::Event, .. } => CompletionMode::Event,
-        _ => CompletionMode::Poll,
-    };
-    let (from, to) = (queue_pair(&sender, waits), queue_pair(&receiver, CompletionMode::Poll));
+    let without_limits = "the model has no limits";
+    let mut source = FlowSource::new(&*sender, spec, waits).expect(without_limits);
+    let target = FlowTarget::new(&*receiver, spec, CompletionMode::Poll).expect(without_limits);
     let peer = |endpoint: Endpoint, role| Peer { endpoint, role, address: None };
-    let (near, far) = futures::join!(
-        from.connect(peer(to.endpoint(), Role::Active)),
-        to.connect(peer(from.endpoint(), Role::Passive))
-    );
-    near.and(far).expect("this world has no failures");
+    let (near, far) = (peer(target.endpoint(), Role::Active), peer(source.endpoint(), Role::Passive));
+    let (near, far) = futures::join!(source.connect(near, target.remote()), target.connect(far));
+    near.and(far).expect(WITHOUT_FAILURES);
+    world.spawn_on(RECEIVER, Box::pin(target.run().map(|_closed| ())));
     let clock = world.clone();
-    let post = poster(flow, &sender, &receiver, from, to, world);
     let (ended, done) = oneshot::channel();
     world.spawn_on(
         SENDER,
         Box::pin(async move {
             let mut done = MessageTimes::default();
-            while !stop.load(Ordering::Relaxed) {
-                let posted = clock.now().as_nanos();
-                post().await.expect("this world has no failures");
-                done.0.push((posted, clock.now().as_nanos()));
-            }
+            let note = |posted, complete| {
+                done.0.push((posted, complete));
+                if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            source.run(|| clock.now().as_nanos(), note).await.expect(WITHOUT_FAILURES);
             let _ = ended.send(done);
         }),
     );
     done.map_err(|_| DeploymentError::new("a flow did not end"))
 }
 
-/// Returns a closure that posts a message of a flow. The receiver of an elephant posts receives ahead.
-fn poster(
-    flow: Flow,
-    sender: &Arc<SimFabric>,
-    receiver: &Arc<SimFabric>,
-    from: QueuePair,
-    to: QueuePair,
-    world: &World,
-) -> impl Fn() -> Operation<()> + Send + use<> {
-    let bytes = match flow {
-        Flow::Elephant { megabytes, .. } => megabytes,
-        Flow::Mouse { bytes } => bytes,
-    };
-    let len = usize::try_from(bytes).expect("messages are short, or modelled by short ones");
-    let memory = |fabric: &Arc<SimFabric>| {
-        let region = fabric.allocate(len).expect("memory of the heap");
-        region.into_mut().expect("allocated memory is writable")
-    };
-    let data = memory(sender).freeze();
-    let exposed = match flow {
-        Flow::Mouse { .. } => {
-            let access = Expose::Mutable(memory(receiver), RemoteAccess::WRITE);
-            let exposed = receiver.expose(access).expect("memory can be exposed");
-            Some((exposed, to))
-        }
-        Flow::Elephant { .. } => {
-            let rooms: VecDeque<_> = (0..RECEIVES).map(|_| to.receive(memory(receiver))).collect();
-            world.spawn_on(RECEIVER, Box::pin(receive(rooms, to)));
-            None
-        }
-    };
-    move || match &exposed {
-        Some((exposed, _open)) => from.write(data.clone(), exposed.remote(), None),
-        None => from.send(data.clone(), None),
-    }
-}
-
-/// Takes messages and posts their receives again.
-async fn receive(mut rooms: VecDeque<Operation<Received>>, queue_pair: QueuePair) {
-    while let Some(room) = rooms.pop_front() {
-        let Ok(received) = room.await else { return };
-        rooms.push_back(queue_pair.receive(received.buffer));
-    }
-}
-
-fn queue_pair(fabric: &Arc<SimFabric>, mode: CompletionMode) -> QueuePair {
-    let queue = fabric.create_completion_queue(1024, mode).expect("the model has no limit");
-    let source: Arc<dyn CompletionSource> = queue.source();
-    fabric.environment().spawn(Box::pin(queue.drain()));
-    fabric.create_queue_pair(&source, QueuePairConfig::default()).expect("the completion queue has room")
-}
-
+const WITHOUT_FAILURES: &str = "this world has no failures";
 const SENDER: NodeIndex = NodeIndex(0);
 const RECEIVER: NodeIndex = NodeIndex(1);
 /// Receives that an elephant's receiver posts ahead, as in the paper.
-const RECEIVES: usize = 5;
+const RECEIVES: u32 = 5;
 /// Duration of the measurement of mice.
 const MOUSE_WINDOW: Duration = Duration::from_millis(20);
