@@ -84,7 +84,7 @@ impl ClusterModel {
             path.check()?;
         }
         let (nic, host, control) = (&self.nic, &self.host, &self.control);
-        let costs = [nic.operation_ns, host.post_ns, host.completion_ns, host.wake_ns, host.wake_cpu_ns];
+        let costs = [nic.operation_ns, nic.fetch_ns, host.post_ns, host.completion_ns, host.wake_ns, host.wake_cpu_ns];
         must(costs.iter().all(|&ns| ns <= NS_MAX), "costs must be at most 60000000000 ns, a minute")?;
         must(nic.retry_ns <= PATIENCE_NS_MAX, "nic.retry_ns must be at most 3600000000000, an hour")?;
         must(nic.header_bytes <= 1 << 16, "nic.header_bytes must be at most 65536")?;
@@ -144,6 +144,13 @@ pub struct NicModel {
     /// Bytes of each longer message in flight that leave the adapter before a message of one packet, which has at most
     /// 4096 bytes.
     pub queue_bytes: u64,
+    /// Time to fetch the payload of a message of one packet that is longer than `inline_bytes`, in ns, if none of its
+    /// queue pair left just before. With 0, nothing is fetched.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub fetch_ns: u64,
+    /// Longest message that needs no fetch, since its bytes come with the request.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub inline_bytes: u64,
     /// Most reads of a queue pair whose bytes have not arrived; those behind wait. With 0 there is no limit. Adapters
     /// have 16 at most.
     #[serde(skip_serializing_if = "is_zero")]
@@ -151,7 +158,7 @@ pub struct NicModel {
 }
 
 impl Default for NicModel {
-    /// No costs, no queue, no limit of reads, a notice 64 KiB before the end, retries for half a second.
+    /// No costs, no queue, no fetches, no limit of reads, a notice 64 KiB before the end, retries for half a second.
     fn default() -> Self {
         Self {
             operation_ns: 0,
@@ -159,6 +166,8 @@ impl Default for NicModel {
             retry_ns: 500_000_000,
             header_bytes: 0,
             queue_bytes: 0,
+            fetch_ns: 0,
+            inline_bytes: 0,
             reads_max: 0,
         }
     }
@@ -247,9 +256,8 @@ fn one() -> u64 {
     1
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_zero(count: &u32) -> bool {
-    *count == 0
+fn is_zero<T: Default + PartialEq>(count: &T) -> bool {
+    *count == T::default()
 }
 
 /// Limit of nodes: every two have a control connection, which together take about 5 GB at this limit.

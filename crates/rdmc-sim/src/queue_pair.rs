@@ -348,7 +348,7 @@ impl RawQueuePair for SimQueuePair {
             if lock(&queue_pair.state).broken {
                 return Err(ConnectError::WrongState);
             }
-            queue_pair.begin_next();
+            queue_pair.begin_next(false);
             Ok(())
         })
     }

@@ -243,7 +243,7 @@ impl SimQueuePair {
         }
         self.acknowledged(number, Ok(bytes.len()));
         if self.world.0.model.nic.reads_max > 0 {
-            self.begin_next();
+            self.begin_next(false);
         }
     }
 }

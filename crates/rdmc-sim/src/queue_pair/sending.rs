@@ -31,14 +31,15 @@ impl SimQueuePair {
                     }
                     state.seen += count;
                 }
-                queue_pair.begin_next();
+                queue_pair.begin_next(false);
             }
         };
         if at_ns > self.world.0.executor.now_ns() { self.world.0.executor.call_at(at_ns, learn) } else { learn() }
     }
 
-    /// Begins the next request, if the adapter has seen one and none is leaving.
-    pub(super) fn begin_next(&self) {
+    /// Begins the next request, if the adapter has seen one and none is leaving. If it follows one that has left, its
+    /// payload `is_fetched`.
+    pub(super) fn begin_next(&self, is_fetched: bool) {
         let attempt = {
             let mut state = lock(&self.state);
             let state = &mut *state;
@@ -59,7 +60,7 @@ impl SimQueuePair {
             state.leaving = Some(Departure { flow: None, stalled: false, attempt, rest: None });
             attempt
         };
-        let free_ns = self.world.0.occupy_adapter(self.node, true) + self.queueing_ns();
+        let free_ns = self.world.0.occupy_adapter(self.node, true) + self.queueing_ns(is_fetched);
         self.call_at(free_ns, move |queue_pair| {
             let current = lock(&queue_pair.state).leaving.as_ref().is_some_and(|leaving| leaving.attempt == attempt);
             if current {
@@ -198,7 +199,7 @@ impl SimQueuePair {
             let from = self.this.clone();
             self.world.0.executor.call_at(arrival_ns, move || peer.arrive(message, from));
         }
-        self.begin_next();
+        self.begin_next(true);
     }
 
     /// Breaks this end later, if the peer is still unreachable then.
@@ -273,28 +274,33 @@ impl SimQueuePair {
         }
     }
 
-    /// Returns the time for which the newest outstanding request waits behind queued bytes of longer ones, if it is
-    /// short.
-    fn queueing_ns(&self) -> u64 {
+    /// Returns the time for which the newest outstanding request waits for its payload, and behind queued bytes of
+    /// longer ones, if it is short. The payload waits behind as many bytes of longer ones, which are fetched too.
+    fn queueing_ns(&self, is_fetched: bool) -> u64 {
         let WorldShared { model, nodes, flows, .. } = &*self.world.0;
-        let short = lock(&self.state).outstanding.back().is_some_and(|newest| {
+        let Some(bytes) = lock(&self.state).outstanding.back().map(|newest| {
             let work = newest.request.work();
-            let bytes = match work {
+            match work {
                 Work::Send { .. } => work.len() as u64 * model.payload_scale,
                 // Only the request of a read leaves.
                 Work::Read { .. } => 0,
                 _ => model.written(work.len()),
-            };
-            bytes <= PACKET_BYTES
-        });
-        if model.nic.queue_bytes == 0 || !short || self.peer_node() == Some(self.node) {
+            }
+        }) else {
+            return 0;
+        };
+        if bytes > PACKET_BYTES || self.peer_node() == Some(self.node) {
             return 0;
         }
+        let fetches = !is_fetched && model.nic.fetch_ns > 0 && bytes > model.nic.inline_bytes;
+        let fetch_ns = if fetches { model.nic.fetch_ns } else { 0 };
         let egress = nodes[self.node.index()].egress;
-        match flows.rate_of(&[egress]) {
+        let queue_ns = match flows.rate_of(&[egress]) {
+            _ if model.nic.queue_bytes == 0 => 0,
             // It waits for the stopped port instead.
             0 => 0,
             rate => wire_ns(flows.count_longer(egress, PACKET_BYTES).saturating_mul(model.nic.queue_bytes), rate),
-        }
+        };
+        fetch_ns + queue_ns * (1 + u64::from(fetches))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::measure::in_parallel;
 use super::super::{ExperimentError, Finding, Table};
-use super::flows::{self, CompletionWait};
+use super::flows::{self, CompletionWait, Elephant};
 use crate::plot::{Axis, Content, Line, LineStyle, Panel};
 
 /// Their Figure 4, events: messages of the base flow in MB, and the ratios of bandwidths against size ratios.
@@ -32,7 +32,8 @@ impl Elephants {
                 pairs.extend(points.iter().map(|&(ratio, _)| [(base * ratio, waits), (base, waits)]));
             }
         }
-        let rates = in_parallel(&pairs, |&pair| flows::elephants(pair))?;
+        let sends = |(megabytes, waits)| Elephant::sends(megabytes, waits);
+        let rates = in_parallel(&pairs, |&pair| flows::elephants(pair.map(sends)))?;
         Ok(Self(pairs.into_iter().zip(rates).collect()))
     }
 

@@ -22,8 +22,8 @@ pub(crate) const MB: u64 = 1_000_000;
 /// The traffic of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// Sends messages of `megabytes`.
-    Elephant { megabytes: u64, waits: CompletionWait },
+    /// Moves messages of `megabytes`.
+    Elephant(Elephant),
     /// Writes messages of `bytes`, and polls for their completions.
     Mouse { bytes: u64 },
 }
@@ -32,16 +32,31 @@ impl Flow {
     /// Returns what its messages are, and how its sender waits.
     fn spec(self) -> (FlowSpec, CompletionMode) {
         let (verb, bytes, waits) = match self {
-            Self::Elephant { megabytes, waits: CompletionWait::Busy } => {
-                (FlowVerb::Send, megabytes, CompletionMode::Poll)
+            Self::Elephant(Elephant { verb, megabytes, waits: CompletionWait::Busy }) => {
+                (verb, megabytes, CompletionMode::Poll)
             }
-            Self::Elephant { megabytes, waits: CompletionWait::Event } => {
-                (FlowVerb::Send, megabytes, CompletionMode::Event)
+            Self::Elephant(Elephant { verb, megabytes, waits: CompletionWait::Event }) => {
+                (verb, megabytes, CompletionMode::Event)
             }
             Self::Mouse { bytes } => (FlowVerb::Write, bytes, CompletionMode::Poll),
         };
         let bytes = usize::try_from(bytes).expect("messages are short, or modelled by short ones");
         (FlowSpec { verb, bytes, in_flight: 1, receives: RECEIVES }, waits)
+    }
+}
+
+/// Large messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Elephant {
+    pub(crate) verb: FlowVerb,
+    pub(crate) megabytes: u64,
+    pub(crate) waits: CompletionWait,
+}
+
+impl Elephant {
+    /// Sends messages.
+    pub(crate) fn sends(megabytes: u64, waits: CompletionWait) -> Self {
+        Self { verb: FlowVerb::Send, megabytes, waits }
     }
 }
 
@@ -84,17 +99,16 @@ impl MessageTimes {
 }
 
 /// Lets two elephants share the port; returns their rates in Gbit/s.
-pub(crate) fn elephants(flows: [(u64, CompletionWait); 2]) -> Result<[f64; 2], ExperimentError> {
-    let largest = flows[0].0.max(flows[1].0);
+pub(crate) fn elephants(flows: [Elephant; 2]) -> Result<[f64; 2], ExperimentError> {
+    let largest = flows[0].megabytes.max(flows[1].megabytes);
     // Long enough for five messages of the larger flow at half the rate of the port.
     let duration = Duration::from_nanos(largest * MB * 8 / 24 * 5).max(Duration::from_millis(20));
-    let [a, b] = flows.map(|(megabytes, waits)| Flow::Elephant { megabytes, waits });
-    let FlowsMeasurement { done, until_ns, .. } = compete(&[a, b], duration)?;
+    let FlowsMeasurement { done, until_ns, .. } = compete(&flows.map(Flow::Elephant), duration)?;
     // The window holds whole messages of the larger size, since a part of a message counts at an even rate.
-    let larger = done[usize::from(flows[1].0 > flows[0].0)].0.iter().map(|&(_, done)| done);
+    let larger = done[usize::from(flows[1].megabytes > flows[0].megabytes)].0.iter().map(|&(_, done)| done);
     let within = || larger.clone().filter(|&done| done <= until_ns);
     let (from, to) = (within().next().unwrap_or(0), within().next_back().unwrap_or(0));
-    let rate = |flow: usize| done[flow].per_second_within(from, to) * (flows[flow].0 * MB * 8) as f64 / 1e9;
+    let rate = |flow: usize| done[flow].per_second_within(from, to) * (flows[flow].megabytes * MB * 8) as f64 / 1e9;
     Ok([rate(0), rate(1)])
 }
 
@@ -110,7 +124,7 @@ pub(crate) struct MouseTimes {
 
 /// Runs a mouse with messages of `bytes` alone, or beside an elephant that waits for events.
 pub(crate) fn mouse(bytes: u64, megabytes: Option<u64>) -> Result<MouseTimes, ExperimentError> {
-    let elephant = megabytes.map(|megabytes| Flow::Elephant { megabytes, waits: CompletionWait::Event });
+    let elephant = megabytes.map(|megabytes| Flow::Elephant(Elephant::sends(megabytes, CompletionWait::Event)));
     let flows: Vec<Flow> = std::iter::once(Flow::Mouse { bytes }).chain(elephant).collect();
     let competed = compete(&flows, MOUSE_WINDOW)?;
     let mouse = &competed.done[0];
@@ -123,7 +137,7 @@ pub(crate) fn mouse(bytes: u64, megabytes: Option<u64>) -> Result<MouseTimes, Ex
 
 /// Returns the rate in Gbit/s of an elephant alone that waits for events, over the same window as for mice.
 pub(crate) fn elephant_alone(megabytes: u64) -> Result<f64, ExperimentError> {
-    let alone = compete(&[Flow::Elephant { megabytes, waits: CompletionWait::Event }], MOUSE_WINDOW)?;
+    let alone = compete(&[Flow::Elephant(Elephant::sends(megabytes, CompletionWait::Event))], MOUSE_WINDOW)?;
     Ok(alone.elephants_gbps(0, &MessageTimes::default()))
 }
 
@@ -152,7 +166,7 @@ impl FlowsMeasurement {
 /// # Errors
 /// The flows do not end.
 pub fn play_flows(flows: &[(FlowSpec, CompletionMode)], duration: Duration) -> Result<PlayedFlows, ExperimentError> {
-    let FlowsMeasurement { done, until_ns, .. } = play(flows, 1, duration)?;
+    let FlowsMeasurement { done, until_ns, .. } = play(flows, (1, false), duration)?;
     Ok(PlayedFlows { messages: done.into_iter().map(|times| times.0).collect(), until_ns })
 }
 
@@ -167,17 +181,19 @@ pub struct PlayedFlows {
 }
 
 fn compete(flows: &[Flow], duration: Duration) -> Result<FlowsMeasurement, ExperimentError> {
-    play(&flows.iter().map(|flow| flow.spec()).collect::<Vec<_>>(), MB, duration)
+    // A mouse writes its own bytes.
+    let scales_writes = !flows.iter().any(|flow| matches!(flow, Flow::Mouse { .. }));
+    play(&flows.iter().map(|flow| flow.spec()).collect::<Vec<_>>(), (MB, scales_writes), duration)
 }
 
 /// Runs flows from one node to another for a while, each on its own queue pair and thread.
 fn play(
     flows: &[(FlowSpec, CompletionMode)],
-    payload_scale: u64,
+    (payload_scale, scales_writes): (u64, bool),
     duration: Duration,
 ) -> Result<FlowsMeasurement, ExperimentError> {
     let mut model = PaperCluster::Kbnets.model();
-    (model.nodes, model.payload_scale) = (2, payload_scale);
+    (model.nodes, model.payload_scale, model.scales_writes) = (2, payload_scale, scales_writes);
     let simulation = Simulation::new(model, 1)?;
     let world = simulation.world().clone();
     let flows = flows.to_vec();
@@ -206,19 +222,20 @@ async fn start(
     (spec, waits): (FlowSpec, CompletionMode),
     stop: Arc<AtomicBool>,
 ) -> impl Future<Output = Result<MessageTimes, DeploymentError>> + use<> {
-    let (sender, receiver) = (world.fabric(SENDER), world.fabric(RECEIVER));
+    // All bytes go the same way: who reads is at the other end.
+    let (near, far) = if spec.verb == FlowVerb::Read { (RECEIVER, SENDER) } else { (SENDER, RECEIVER) };
     let without_limits = "the model has no limits";
-    let mut source = FlowSource::new(&*sender, spec, waits).expect(without_limits);
-    let target = FlowTarget::new(&*receiver, spec, CompletionMode::Poll).expect(without_limits);
+    let mut source = FlowSource::new(&*world.fabric(near), spec, waits).expect(without_limits);
+    let target = FlowTarget::new(&*world.fabric(far), spec, CompletionMode::Poll).expect(without_limits);
     let peer = |endpoint: Endpoint, role| Peer { endpoint, role, address: None };
-    let (near, far) = (peer(target.endpoint(), Role::Active), peer(source.endpoint(), Role::Passive));
-    let (near, far) = futures::join!(source.connect(near, target.remote()), target.connect(far));
-    near.and(far).expect(WITHOUT_FAILURES);
-    world.spawn_on(RECEIVER, Box::pin(target.run().map(|_closed| ())));
+    let ends = (peer(target.endpoint(), Role::Active), peer(source.endpoint(), Role::Passive));
+    let ends = futures::join!(source.connect(ends.0, target.remote()), target.connect(ends.1));
+    ends.0.and(ends.1).expect(WITHOUT_FAILURES);
+    world.spawn_on(far, Box::pin(target.run().map(|_closed| ())));
     let clock = world.clone();
     let (ended, done) = oneshot::channel();
     world.spawn_on(
-        SENDER,
+        near,
         Box::pin(async move {
             let mut done = MessageTimes::default();
             let note = |posted, complete| {
