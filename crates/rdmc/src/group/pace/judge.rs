@@ -30,17 +30,20 @@ struct Cost {
 
 impl Cost {
     fn add(&mut self, waited: &WaitTimes) {
-        self.busy_ms += u64::from(waited.busy_ms) * PARTS;
-        self.blocks += u64::from(waited.blocks) * PARTS;
+        self.busy_ms = self.busy_ms.saturating_add(u64::from(waited.busy_ms) * PARTS);
+        self.blocks = self.blocks.saturating_add(u64::from(waited.blocks) * PARTS);
     }
 
+    /// Halves what has two blocks or more. Time without blocks adds up.
     fn halve(&mut self) {
-        *self = Self { busy_ms: self.busy_ms / 2, blocks: self.blocks / 2 };
+        if self.blocks >= 2 * PARTS {
+            *self = Self { busy_ms: self.busy_ms / 2, blocks: self.blocks / 2 };
+        }
     }
 
     /// Returns microseconds for each block.
     fn of_block(self) -> u64 {
-        self.busy_ms * 1000 / self.blocks.max(PARTS)
+        self.busy_ms.saturating_mul(1000) / self.blocks.max(PARTS)
     }
 }
 
@@ -245,6 +248,11 @@ mod tests {
         assert_eq!(serving(&mut sequential, 2, 20), None);
         assert_eq!(serving(&mut sequential, 3, 2), Some(Rank(3)));
         assert_eq!(serving(&mut sequential, 1, 20), None);
+        // With a block in 500 ms, one that gets nothing is slow after three times as long.
+        let mut long = WaitReports::default();
+        assert_eq!([0, 1, 0, 1].map(|blocks| serving(&mut long, 1, blocks)), [None; 4]);
+        assert_eq!([0, 1, 0, 1].map(|blocks| serving(&mut long, 2, blocks)), [None; 4]);
+        assert!((0..8).any(|_| serving(&mut long, 3, 0) == Some(Rank(3))), "it gets nothing");
         let mut stuck = WaitReports::default();
         stuck.add(Rank(0), vec![WaitTimes { on: 1, ready_ms: 250, busy_ms: 250, ..WaitTimes::default() }]);
         assert_eq!(stuck.slowest(4), Some((Rank(1), Rank(0))), "it grants nothing");
