@@ -103,7 +103,7 @@ impl Shared {
         // If that fails, the other end finds out by itself.
         let _ = self.environment.timeout(SHUT_LIMIT, to.shutdown()).await;
         let failure = failure.unwrap_or_else(|failure| failure);
-        if self.has_told_why(&failure) {
+        if self.is_told_why(&failure) {
             // A connection that is closed with bytes unread is reset, and what was told last may be lost with it.
             let _ = self.environment.timeout(LAST_WORD, tokio::io::copy(&mut from, &mut tokio::io::sink())).await;
         }
@@ -120,8 +120,8 @@ impl Shared {
         }
     }
 
-    /// Tells whether a connection ends because this end has told the other one why the session fails.
-    fn has_told_why(&self, failure: &Failure) -> bool {
+    /// Tells whether a connection ends because the session has failed, and one end has told the other why.
+    fn is_told_why(&self, failure: &Failure) -> bool {
         match failure {
             Failure::Session(_) => true,
             Failure::Over => matches!(lock(&self.state).ended, Some(Err(_))),

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use rdmc_fabric::frames::FrameCheck;
 use rdmc_fabric::{ControlStream, Expose, Role, TcpFabric};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::sync::Notify;
 
 use super::link::{Link, LinkEnd};
 use super::state::{OutgoingSlab, SlabMemory};
@@ -227,8 +228,11 @@ async fn a_session_whose_listener_is_gone_fails_at_both_ends() {
     assert!(matches!(error, SessionError::Lost { .. }), "{error}");
 }
 
-/// A stream that is reset in the direction to the other end.
-struct Deaf(DuplexStream);
+/// A stream that is reset in the direction to the other end. It tells of the first write.
+struct Deaf {
+    stream: DuplexStream,
+    written: Arc<Notify>,
+}
 
 impl ControlStream for Deaf {
     fn peer_address(&self) -> Option<IpAddr> {
@@ -238,12 +242,13 @@ impl ControlStream for Deaf {
 
 impl AsyncRead for Deaf {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for Deaf {
     fn poll_write(self: Pin<&mut Self>, _cx: &mut Context<'_>, _buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.written.notify_one();
         Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
     }
 
@@ -263,10 +268,12 @@ async fn why_the_other_end_fails_is_heard_although_nothing_reaches_it_any_more()
     let shared = &opened.handle.0;
     let (channel, completions) = Channel::new(&*shared.fabric, 1, false).unwrap();
     let (near, mut far) = tokio::io::duplex(1 << 10);
-    let link = Link { stream: Box::new(Deaf(near)), channel, completions, role: Role::Active, endpoints: Vec::new() };
+    let written = Arc::new(Notify::new());
+    let stream = Box::new(Deaf { stream: near, written: written.clone() });
+    let link = Link { stream, channel, completions, role: Role::Active, endpoints: Vec::new() };
     let telling = async {
-        // The first ping has failed by then.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // The first ping.
+        written.notified().await;
         let mut bytes = Vec::new();
         wire::encode(&Frame::Abort { reason: "it is stopped".into() }, &mut FrameCheck::default(), &mut bytes);
         far.write_all(&bytes).await.unwrap();
