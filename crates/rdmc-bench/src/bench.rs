@@ -13,7 +13,7 @@ use crate::cluster::Members;
 use crate::error::{BenchError, taken_over};
 use crate::explain::{self, Explanation};
 use crate::limits::{Floor, Limits};
-use crate::local::{Program, cores, require_memory};
+use crate::local::{Program, cores, require_members_memory};
 use crate::measured::{Attribution, CaseResult, Samples};
 use crate::mpi::{self, Block, Compiled};
 use crate::options::{BenchOptions, Delivery, PACKED_MAX, WINDOW, is_short};
@@ -60,7 +60,7 @@ impl Bench {
             // Fails with what is missing.
             usable_devices(options.device.as_deref()).map_err(taken_over)?;
         }
-        require_memory(cases.iter().map(Case::memory).max().unwrap_or(0))?;
+        require_members_memory(cases.iter().map(Case::memory).max().unwrap_or(0))?;
         for contestant in &options.vs {
             cases.iter().try_for_each(|case| mpi::check(*contestant, case))?;
         }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use futures::future::try_join_all;
 use rdmc_fabric::MemNetwork;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
@@ -79,13 +80,15 @@ pub struct FlowsOptions {
     /// Where targets are asked for (`host:port`), for one flow after the other, again from the first on; if there is
     /// none, they are on this host.
     pub to: Vec<String>,
-    /// How long messages are counted; `None` for a second, or 20 ms in the model.
+    /// How long messages are counted, up to an hour, or a second in the model; `None` for a second, or 20 ms in the
+    /// model.
     pub duration: Option<Duration>,
-    /// How many messages of each flow are counted, in place of a duration.
+    /// How many messages of each flow are counted, in place of a duration: 1 or more.
     pub count: Option<u64>,
-    /// How long messages are not counted before that; `None` for a fifth of a second, or 2 ms in the model.
+    /// How long messages are not counted before that, within the same bounds; `None` for a fifth of a second, or 2 ms
+    /// in the model.
     pub warm_up: Option<Duration>,
-    /// How often each flow is measured alone, and all are measured together; the medians count.
+    /// How often each flow is measured alone, and all are measured together, 1 or more; the medians count.
     pub repetitions: u32,
 }
 
@@ -123,9 +126,19 @@ impl FlowsOptions {
         if self.count.is_some() && *fabric == FlowFabric::Sim {
             return wrong("--count needs real flows: give --duration with --fabric sim".into());
         }
+        if self.repetitions == 0 || self.count == Some(0) {
+            return wrong("nothing would be measured: give 1 or more by --repetitions and --count".into());
+        }
+        let (warm_up, duration) = self.times();
+        let most = if *fabric == FlowFabric::Sim { SIM_MAX } else { DURATION_MAX };
+        if duration.is_zero() || warm_up.max(duration) > most {
+            let most = most.as_secs();
+            return wrong(format!("--duration and --warm-up are at most {most} s with --fabric {}", fabric.name()));
+        }
         let here = if self.to.is_empty() { 1 } else { 0 };
         let specs = flows.iter().map(Flow::spec);
-        require_memory(specs.map(|spec| spec.source_bytes() + here * spec.target_bytes()).sum())
+        let needed = specs.map(|spec| spec.source_bytes() + here * spec.target_bytes()).sum();
+        require_memory(needed, "the ends of all flows", server::REMEDY)
     }
 
     /// Returns how long messages are not counted, and how long they are then.
@@ -173,14 +186,13 @@ impl FlowsBench {
     /// Measures, and prints the results.
     ///
     /// # Cancel safety
-    /// If the future is dropped, all flows end.
+    /// If the future is dropped, all flows end. Those in the model are played on in the background.
     ///
     /// # Errors
     /// A flow cannot be set up, or fails.
     pub async fn run(self, format: OutputFormat, output: &dyn Output) -> Result<FlowsResults, BenchError> {
         let (sets, mut done) = (self.sets(), 0);
         let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); sets.len()];
-        let mut flows = self.start().await?;
         for _ in 0..self.options.repetitions {
             for (set, samples) in sets.iter().zip(&mut samples) {
                 let label = match set[..] {
@@ -188,7 +200,9 @@ impl FlowsBench {
                     _ => "all flows".to_owned(),
                 };
                 output.progress(&label, done);
-                samples.push(flows.measure(set, &self.options).await?);
+                // Nothing else polls meanwhile.
+                let flows = self.start(set).await.with_context(|| label.clone())?;
+                samples.push(flows.measure(set, &self.options).await.with_context(|| label.clone())?);
                 done += 1;
             }
         }
@@ -227,8 +241,8 @@ impl FlowsBench {
         results
     }
 
-    /// Sets all flows up.
-    async fn start(&self) -> anyhow::Result<Flows> {
+    /// Sets flows up.
+    async fn start(&self, set: &[usize]) -> anyhow::Result<Flows> {
         let FlowsOptions { flows, fabric, device, to, .. } = &self.options;
         let mut sources = Vec::new();
         let mut server = None;
@@ -236,8 +250,8 @@ impl FlowsBench {
             FlowFabric::Sim => return Ok(Flows::Modelled),
             FlowFabric::Mem => {
                 let network = MemNetwork::new();
-                for (number, flow) in flows.iter().enumerate() {
-                    sources.push(Source::in_threads(&network, number, flow)?);
+                for flow in set {
+                    sources.push(Source::in_threads(&network, *flow, &flows[*flow])?);
                 }
             }
             FlowFabric::Tcp | FlowFabric::Shm | FlowFabric::Verbs => {
@@ -247,23 +261,15 @@ impl FlowsBench {
                     places.push(here.local_address().to_owned());
                     server = Some(Aborts(tokio::spawn(here.serve())));
                 }
-                for (flow, place) in flows.iter().zip(places.iter().cycle()) {
-                    let setup = SourceSetup {
-                        flow: flow.clone(),
-                        fabric: *fabric,
-                        device: device.clone(),
-                        server: place.clone(),
-                    };
+                for flow in set {
+                    let server = places[flow % places.len()].clone();
+                    let setup =
+                        SourceSetup { flow: flows[*flow].clone(), fabric: *fabric, device: device.clone(), server };
                     sources.push(Source::in_a_process(&self.program, setup)?);
                 }
             }
         }
-        for source in &mut sources {
-            match source.answer().await? {
-                FlowAnswer::Connected => {}
-                other => bail!("{} began with {other:?}", source.name),
-            }
-        }
+        expect_all(&mut sources, &FlowAnswer::Connected).await?;
         Ok(Flows::Real { sources, _server: server })
     }
 }
@@ -295,10 +301,10 @@ impl Drop for Aborts {
 }
 
 impl Flows {
-    /// Measures some of the flows at once.
-    async fn measure(&mut self, set: &[usize], options: &FlowsOptions) -> anyhow::Result<Vec<Sample>> {
+    /// Measures all of them at once. `set` tells which they are.
+    async fn measure(self, set: &[usize], options: &FlowsOptions) -> anyhow::Result<Vec<Sample>> {
         match self {
-            Self::Real { sources, .. } => measure(sources, set, options).await,
+            Self::Real { mut sources, .. } => measure(&mut sources, options).await,
             Self::Modelled => {
                 let (set, options) = (set.to_vec(), options.clone());
                 tokio::task::spawn_blocking(move || play(&set, &options)).await?
@@ -307,33 +313,34 @@ impl Flows {
     }
 }
 
-async fn measure(sources: &mut [Source], set: &[usize], options: &FlowsOptions) -> anyhow::Result<Vec<Sample>> {
+async fn measure(sources: &mut [Source], options: &FlowsOptions) -> anyhow::Result<Vec<Sample>> {
+    sources.iter().for_each(|source| source.tell(FlowOrder::Begin));
+    expect_all(sources, &FlowAnswer::Posting).await?;
     let (warm_up, duration) = options.times();
     let from_ns = monotonic_ns() + nanos(warm_up);
     let until = match options.count {
         Some(messages) => WindowEnd::After { messages },
         None => WindowEnd::At { ns: from_ns + nanos(duration) },
     };
-    for flow in set {
-        sources[*flow].tell(FlowOrder::Begin(Window { from_ns, until }));
-    }
-    for flow in set {
-        match sources[*flow].answer().await? {
-            FlowAnswer::Over => {}
-            other => bail!("{} says {other:?} before the end", sources[*flow].name),
-        }
-    }
-    let mut samples = Vec::new();
-    for flow in set {
-        sources[*flow].tell(FlowOrder::Stop);
-    }
-    for flow in set {
-        match sources[*flow].answer().await? {
-            FlowAnswer::Counted(sample) => samples.push(sample),
-            other => bail!("{} says {other:?} at the end", sources[*flow].name),
-        }
-    }
-    Ok(samples)
+    sources.iter().for_each(|source| source.tell(FlowOrder::Count(Window { from_ns, until })));
+    expect_all(sources, &FlowAnswer::Over).await?;
+    sources.iter().for_each(|source| source.tell(FlowOrder::Stop));
+    try_join_all(sources.iter_mut().map(async |source| match source.answer().await? {
+        FlowAnswer::Counted(sample) => Ok(sample),
+        other => bail!("{} says {other:?} at the end", source.name),
+    }))
+    .await
+}
+
+/// Waits until all sources have said this. The first one that fails ends the wait.
+async fn expect_all(sources: &mut [Source], expected: &FlowAnswer) -> anyhow::Result<()> {
+    try_join_all(sources.iter_mut().map(async |source| {
+        let said = source.answer().await?;
+        ensure!(said == *expected, "{} says {said:?} instead of {expected:?}", source.name);
+        Ok(())
+    }))
+    .await?;
+    Ok(())
 }
 
 /// Plays some of the flows in the model.
@@ -365,7 +372,7 @@ struct Source {
 
 impl Source {
     fn in_a_process(program: &Program, setup: SourceSetup) -> anyhow::Result<Self> {
-        let name = setup.flow.to_string();
+        let name = format!("{} to {}", setup.flow, setup.server);
         let (mut child, mut lines) =
             program.start(ProcessRole::FlowSource { setup: lines::to_json(&setup) }.arguments())?;
         let mut stdin = child.stdin.take().context("a process has no standard input")?;
@@ -454,5 +461,16 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+impl Drop for Source {
+    fn drop(&mut self) {
+        if let Some(stops) = &self.stops {
+            stops.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How long the model may be played, and flows may be measured.
+const SIM_MAX: Duration = Duration::from_secs(1);
+const DURATION_MAX: Duration = Duration::from_secs(3600);
 /// Flows at once.
 const FLOWS_MAX: usize = 16;

@@ -79,10 +79,15 @@ pub fn end_with_stdin() {
 /// # Errors
 /// [`BenchError::Request`]: less memory is available.
 pub fn check_memory(needed: u64) -> Result<(), BenchError> {
-    Ok(require_memory(needed)?)
+    Ok(require_members_memory(needed)?)
 }
 
-pub(crate) fn require_memory(needed: u64) -> anyhow::Result<()> {
+pub(crate) fn require_members_memory(needed: u64) -> anyhow::Result<()> {
+    require_memory(needed, "all members", "choose fewer members or a smaller size")
+}
+
+/// Fails with `remedy` if the host has less than the `needed` memory for `what`.
+pub(crate) fn require_memory(needed: u64, what: &str, remedy: &str) -> anyhow::Result<()> {
     let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
         line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
@@ -90,10 +95,7 @@ pub(crate) fn require_memory(needed: u64) -> anyhow::Result<()> {
     match available {
         Some(available) if needed > available => {
             let (needed, available) = (ByteSize(needed), ByteSize(available));
-            let what = format!(
-                "{needed} are needed for all members, {available} are available: choose fewer members or a smaller size"
-            );
-            Err(Kind::Request.error(what))
+            Err(Kind::Request.error(format!("{needed} are needed for {what}, {available} are available: {remedy}")))
         }
         _ => Ok(()),
     }

@@ -12,12 +12,11 @@ use rdmc_files::FabricSelection;
 use rdmc_files::size::ByteSize;
 
 use crate::choice::{AUTO, AlgorithmName, HybridOptions, OrAuto, RacksText, SpineName};
-use crate::exit::Exit;
 use crate::fabric::FABRICS;
 use crate::flows::FlowsOptions;
 use crate::named::{Named, one_of};
 use crate::progress::{OutputOptions, Reporter, Screen};
-use crate::results::{PROCESS, Printer, format_of};
+use crate::results::{PROCESS, Printer, check_writable, format_of};
 use crate::size;
 use crate::{examples, flows};
 
@@ -206,7 +205,7 @@ pub(crate) async fn run(options: BenchOptions, screen: Screen) -> anyhow::Result
     let bench = Bench::prepare(options.measured()?, Program::this([PROCESS])?)?;
     // Fails before the measurements if the file cannot be written.
     if let Some(path) = &options.plot {
-        std::fs::write(path, "").with_context(|| path.display().to_string()).context(Exit::Usage)?;
+        check_writable(path)?;
     }
     let printer = Printer::new(Reporter::new(options.output, screen), bench.configurations());
     let results = bench.run(format_of(options.output, options.csv), &printer).await?;
@@ -353,6 +352,7 @@ mod tests {
     use clap::FromArgMatches;
 
     use super::*;
+    use crate::exit::Exit;
 
     fn measured(arguments: &[&str]) -> anyhow::Result<rdmc_bench::BenchOptions> {
         let command = BenchOptions::augment_args(clap::Command::new("bench"));

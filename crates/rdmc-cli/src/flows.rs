@@ -10,10 +10,9 @@ use rdmc_bench::{Flow, FlowFabric, FlowServer, FlowsBench};
 use serde::Serialize;
 
 use crate::examples;
-use crate::exit::Exit;
 use crate::named::{Named, one_of};
 use crate::progress::{OutputOptions, Reporter, Screen, print_json};
-use crate::results::{PROCESS, Printer, format_of};
+use crate::results::{PROCESS, Printer, check_writable, format_of};
 
 /// Options of `rdmc bench flows`.
 #[derive(Clone, Debug, Args)]
@@ -29,18 +28,20 @@ pub(crate) struct FlowsOptions {
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Hosts that run rdmc bench flows --listen: the flows go to them in turn; by default to this host
-    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…")]
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…", value_parser = parse_place)]
     to: Vec<String>,
     /// Be the other end of flows, until interrupted; whoever reaches this address can make this host send and receive
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = LISTEN_CONFLICTS)]
     listen: Option<String>,
-    /// How long messages are counted, in seconds: 0.001 to 3600; 1 by default, 0.02 with --fabric sim
+    /// How long messages are counted, in seconds: 0.001 to 3600, with --fabric sim up to 1; 1 by default, 0.02 with
+    /// --fabric sim
     #[arg(long, value_name = "SECONDS", value_parser = parse_duration, conflicts_with = "count")]
     duration: Option<Duration>,
     /// Count so many messages of each flow, in place of a duration
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     count: Option<u64>,
-    /// How long messages are not counted before that, in seconds; 0.2 by default, 0.002 with --fabric sim
+    /// How long messages are not counted before that, in seconds: 0.001 to 3600; 0.2 by default, 0.002 with --fabric
+    /// sim
     #[arg(long, value_name = "SECONDS", value_parser = parse_duration)]
     warm_up: Option<Duration>,
     /// How often each flow is measured alone, and all are measured together; the medians count
@@ -64,7 +65,8 @@ struct Listening<'a> {
 }
 
 /// Options that a listening end does not take: the other end has them.
-const LISTEN_CONFLICTS: [&str; 8] = ["flows", "fabric", "to", "duration", "count", "warm_up", "csv", "plot"];
+const LISTEN_CONFLICTS: [&str; 9] =
+    ["flows", "fabric", "to", "duration", "count", "warm_up", "repetitions", "csv", "plot"];
 
 /// Measures flows, or is the other end of some.
 pub(crate) async fn run(options: FlowsOptions, screen: Screen) -> anyhow::Result<()> {
@@ -90,7 +92,7 @@ pub(crate) async fn run(options: FlowsOptions, screen: Screen) -> anyhow::Result
     let bench = FlowsBench::prepare(measured, program)?;
     // Fails before the measurements if the file cannot be written.
     if let Some(path) = &options.plot {
-        std::fs::write(path, "").with_context(|| path.display().to_string()).context(Exit::Usage)?;
+        check_writable(path)?;
     }
     let total = bench.measurements();
     let results = bench.run(format_of(options.output, options.csv), &Printer::new(reporter, total)).await?;
@@ -98,6 +100,13 @@ pub(crate) async fn run(options: FlowsOptions, screen: Screen) -> anyhow::Result
         std::fs::write(path, results.picture()).with_context(|| path.display().to_string())?;
     }
     Ok(())
+}
+
+fn parse_place(text: &str) -> Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(text.to_owned()),
+        _ => Err(format!("{text:?}: HOST:PORT is expected, where rdmc bench flows --listen runs")),
+    }
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -121,10 +130,12 @@ const FABRICS: [Named<FlowFabric>; 5] = [
 const HELP: &str = "\
 Each flow has a queue pair of its own, and a process at each end. Messages follow each other, as
 many under way as its depth. Each flow is measured alone, then all of them together; this is
-repeated, and the medians of the repetitions are printed.
+repeated, and the medians of the repetitions are printed. A flow fails if no message is complete for
+10 seconds, and one more for each 5 MB under way.
 
 Options of a flow, after its size:
-  event, poll, hybrid   how both ends wait for completions (event)
+  event, poll, hybrid   how both ends wait for completions (event); with --fabric sim the far end
+                        polls
   depth=N               messages under way at once, 1 to 1024 (1)
   receives=N            with send and write-imm, receives that are posted ahead (depth + 1)
   inline                the request carries the bytes; needs --fabric verbs
@@ -132,18 +143,19 @@ Options of a flow, after its size:
   core=N, far-core=N    the core of the end that posts, and of the other one
 
 Columns:
-  rate          bytes of messages per second. One message that is across an end of the measured
-                time counts in proportion
+  rate          bytes of messages per second. A message whose turn is across an end of the
+                measured time counts in proportion
   msg/s         messages per second
-  median, p99, p99.9
+  median, p99, p99.9, max
                 time from the posting of a message to its completion
-  CPU, far CPU  processor time of the end that posts, and of the other one; 1 is a core
+  CPU, far CPU  processor time of the end that posts, and of the other one, warm-up included; 1 is
+                a core
   share         of the rates of all flows
   /alone        the figure beside the others over that alone
 
 Output for programs (--json), one object per line for each flow alone and beside the others:
   result    number (of the flow, from 1), flow, setting (alone or beside), fabric, repetitions,
-            rate (bytes per second), message_rate, seconds {median, p99, p999} (null if no message
+            rate (bytes per second), message_rate, seconds {median, p99, p999, max} (null if no message
             was complete in time), cpu_source, cpu_target (null with sim), share, rate_to_alone,
             median_to_alone, p99_to_alone (null for alone)
   listening with --listen: address

@@ -1,9 +1,12 @@
 //! The results of `rdmc bench`, as they are printed.
 
 use std::cell::RefCell;
+use std::path::Path;
 
+use anyhow::Context;
 use rdmc_bench::{Output, OutputFormat};
 
+use crate::exit::Exit;
 use crate::progress::{Bar, OutputOptions, Reporter, print_line};
 
 /// Returns the form of the results.
@@ -56,3 +59,10 @@ impl Output for Printer {
 
 /// Name of the subcommand that is a process of the benchmark.
 pub(crate) const PROCESS: &str = "internal-bench-node";
+
+/// Fails if a file cannot be written. What it has stays.
+pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
+    let opened = std::fs::File::options().create(true).append(true).open(path);
+    opened.with_context(|| path.display().to_string()).context(Exit::Usage)?;
+    Ok(())
+}

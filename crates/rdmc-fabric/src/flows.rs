@@ -40,9 +40,10 @@ pub struct FlowSpec {
     pub verb: FlowVerb,
     /// Bytes of a message.
     pub bytes: usize,
-    /// Messages under way at once, 1 or more.
+    /// Messages under way at once: 1 or more, and no more than a queue pair of the fabric holds.
     pub in_flight: u32,
-    /// Receives that the other end keeps posted, 1 or more, if the verb takes them.
+    /// Receives that the other end keeps posted, if the verb takes them: 1 or more, and no more than a queue pair of
+    /// the fabric holds.
     pub receives: u32,
 }
 
@@ -76,7 +77,7 @@ impl FlowSource {
     /// Creates the end of a flow, with memory that was written to, and a queue pair that is not yet connected.
     ///
     /// # Errors
-    /// The fabric's.
+    /// The system has too little memory, or the device refuses it or a queue pair of this depth.
     pub fn new(fabric: &dyn Fabric, spec: FlowSpec, mode: CompletionMode) -> Result<Self, FabricError> {
         let config = QueuePairConfig { send_depth: spec.in_flight, receive_depth: 1, ..QueuePairConfig::default() };
         let queue_pair = queue_pair(fabric, config, mode)?;
@@ -112,15 +113,18 @@ impl FlowSource {
         self.queue_pair.connect(peer).await
     }
 
-    /// Posts messages one after the other, with so many under way as the flow has in flight. After each one it says by
-    /// `clock` when that was posted, and when it was complete; it goes on until the answer is to break. Then it waits
-    /// for those that are under way.
+    /// Posts messages one after the other, [so many](FlowSpec::in_flight) at once. For each it tells `done` when the
+    /// message was posted and when it was complete, by `clock`, in the order of posting. It posts no more when `done`
+    /// says break, and waits for the messages that are under way.
     ///
     /// # Cancel safety
     /// If the future is dropped, messages stay under way, and memory for reads is lost: drop the flow, too.
     ///
     /// # Errors
     /// The queue pair has failed.
+    ///
+    /// # Panics
+    /// If a one-sided flow is not [connected](Self::connect), or an earlier call was dropped.
     pub async fn run(
         &mut self,
         clock: impl Fn() -> u64,
@@ -138,7 +142,7 @@ impl FlowSource {
                 Message::Out(operation) => operation.await?,
                 Message::In(operation) => self.rooms.push(operation.await?),
             }
-            goes_on = goes_on && done(posted, clock()).is_continue();
+            goes_on = done(posted, clock()).is_continue() && goes_on;
         }
     }
 
@@ -179,7 +183,7 @@ impl FlowTarget {
     /// receives are posted.
     ///
     /// # Errors
-    /// The fabric's.
+    /// As [`FlowSource::new`].
     pub fn new(fabric: &dyn Fabric, spec: FlowSpec, mode: CompletionMode) -> Result<Self, FabricError> {
         let config = QueuePairConfig {
             send_depth: 1,

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use rdmc::{Fabric, TcpFabric};
 use rdmc_fabric::{ControlStream, Endpoint, FlowSource, FlowTarget, Peer, RemoteMemory, Role, ShmFabric};
+use rdmc_files::words::count;
 use rdmc_verbs::{VerbsConfig, VerbsFabric};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,7 @@ use super::lines;
 use super::tally::{Sample, Tally, Window};
 use super::{FlowFabric, FlowFabric::*};
 use crate::error::Kind;
-use crate::local::{monotonic_ns, seconds};
+use crate::local::{cores, monotonic_ns, seconds};
 
 /// What the process of an end must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,9 +64,16 @@ impl EndSetup {
 /// Moves this thread, and those that it starts, to a core.
 pub(crate) fn pin(core: Option<usize>) -> anyhow::Result<()> {
     let Some(core) = core else { return Ok(()) };
-    let mut cores = CpuSet::new();
-    cores.set(core);
-    sched_setaffinity(None, &cores).with_context(|| format!("core {core} cannot be used")).context(Kind::Request)
+    let mut set = CpuSet::new();
+    set.set(core);
+    let unusable = || {
+        let last = cores().saturating_sub(1);
+        format!(
+            "core {core} cannot be used: this process may use {}, perhaps 0 to {last}",
+            count(cores() as u64, "core")
+        )
+    };
+    sched_setaffinity(None, &set).map_err(|_| Kind::Request.error(unusable()))
 }
 
 /// What the source says first.
@@ -137,9 +145,11 @@ pub(crate) async fn serve(
 /// What the measurement orders a source to do.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum FlowOrder {
-    /// To post messages, and to say when the window is over.
-    Begin(Window),
-    /// To end them, and to say what was counted.
+    /// To post messages, and to say when the first one is complete.
+    Begin,
+    /// To count messages, and to say when the window is over.
+    Count(Window),
+    /// To end the messages, and to say what was counted.
     Stop,
 }
 
@@ -147,6 +157,8 @@ pub(crate) enum FlowOrder {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum FlowAnswer {
     Connected,
+    /// A message is complete; more follow.
+    Posting,
     /// The window is over; messages go on.
     Over,
     Counted(Sample),
@@ -169,45 +181,57 @@ pub(crate) async fn post(
     flow: &Flow,
     target: &str,
     cpu_ns: fn() -> u64,
-    mut orders: FlowOrders,
+    orders: FlowOrders,
     answer: impl Fn(&FlowAnswer),
 ) -> anyhow::Result<()> {
     let environment = fabric.environment();
     let connecting = environment.timeout(HANDSHAKE_LIMIT, connect(&fabric, flow, target));
     let (mut source, mut stream) = connecting.await.context("the other end does not answer")??;
     answer(&FlowAnswer::Connected);
-    while let Some(order) = orders.orders.recv().await {
-        let FlowOrder::Begin(window) = order else { bail!("{order:?} is out of order") };
+    let FlowOrders { mut orders, stops } = orders;
+    while let Some(order) = orders.recv().await {
+        ensure!(order == FlowOrder::Begin, "{order:?} is out of order");
         let before = (monotonic_ns(), cpu_ns(), target_cpu_ns(&mut stream).await?);
-        let mut tally = Tally::new(window);
+        let mut tally = None::<Tally>;
         let progress = AtomicU64::new(0);
         let done = |posted, done| {
-            progress.fetch_add(1, Ordering::Relaxed);
-            let was_complete = tally.is_complete();
-            tally.note(posted, done);
-            if tally.is_complete() && !was_complete {
-                answer(&FlowAnswer::Over);
+            if progress.fetch_add(1, Ordering::Relaxed) == 0 {
+                answer(&FlowAnswer::Posting);
             }
-            if orders.stops.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if tally.is_none()
+                && let Ok(FlowOrder::Count(window)) = orders.try_recv()
+            {
+                tally = Some(Tally::new(window));
+            }
+            if let Some(tally) = &mut tally {
+                let was_complete = tally.is_complete();
+                tally.note(posted, done);
+                if tally.is_complete() && !was_complete {
+                    answer(&FlowAnswer::Over);
+                }
+            }
+            if stops.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
+        let stall_limit = flow.stall_limit();
         let stalled = async {
             let mut seen = None;
             while seen != Some(progress.load(Ordering::Relaxed)) {
                 seen = Some(progress.load(Ordering::Relaxed));
-                environment.sleep(STALL_LIMIT).await;
+                environment.sleep(stall_limit).await;
             }
         };
         tokio::select! {
             ran = source.run(monotonic_ns, done) => ran?,
-            () = stalled => bail!("no message was complete for {} s", STALL_LIMIT.as_secs()),
+            () = stalled => bail!("no message was complete for {} s", stall_limit.as_secs()),
         }
+        let tally = tally.context("it was stopped before it was to count")?;
         let after = (monotonic_ns(), cpu_ns(), target_cpu_ns(&mut stream).await?);
         let share = |spent: u64| seconds(spent) / seconds((after.0 - before.0).max(1));
         let cpu = [share(after.1 - before.1), share(after.2.saturating_sub(before.2))];
-        // The stop that has ended it.
-        orders.orders.recv().await.context("no order can come any more")?;
-        orders.stops.store(false, Ordering::Relaxed);
         answer(&FlowAnswer::Counted(tally.sample(Some(cpu))));
+        // The stop that has ended it.
+        orders.recv().await.context("no order can come any more")?;
+        stops.store(false, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -240,5 +264,3 @@ async fn target_cpu_ns(stream: &mut Stream) -> anyhow::Result<u64> {
 
 /// How long two ends may take to connect, memory included.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(30);
-/// How long a message may take.
-const STALL_LIMIT: Duration = Duration::from_secs(60);

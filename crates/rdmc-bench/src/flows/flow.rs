@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use rdmc::CompletionMode;
 use rdmc_fabric::{FlowSpec, FlowVerb};
@@ -45,6 +46,11 @@ impl Flow {
     /// Returns how both ends wait.
     pub(crate) fn mode(&self) -> CompletionMode {
         self.completion.into()
+    }
+
+    /// Returns how long no message may be complete: ten seconds, and one more for each 5 MB under way.
+    pub(crate) fn stall_limit(&self) -> Duration {
+        Duration::from_secs(10 + self.bytes * u64::from(self.depth) / 5_000_000)
     }
 
     /// Names an option that only devices have, if the flow has one.

@@ -1,6 +1,7 @@
 //! Lines of JSON between the processes of flows.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
+use rdmc_files::words::printable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -25,7 +26,9 @@ pub(super) async fn read<T: DeserializeOwned>(from: &mut (impl AsyncBufRead + Un
         return Ok(None);
     }
     ensure!(line.ends_with('\n'), "the other end says more than {LINE_MAX} bytes, or was cut off: it is no rdmc");
-    Ok(Some(serde_json::from_str(&line).context("the other end is no rdmc of this version")?))
+    // It repeats what the other end says.
+    let said = serde_json::from_str(&line).map_err(|error| anyhow!("{}", printable(&error.to_string())));
+    Ok(Some(said.context("the other end is no rdmc of this version")?))
 }
 
 /// Reads a line that must come.
@@ -49,10 +52,16 @@ mod tests {
         assert_eq!(read::<(u32, String)>(&mut from).await.unwrap(), None);
         assert!(expect::<u32>(&mut from).await.is_err());
         let long = [b'1'; 10_000];
-        for (bytes, says) in [(&long[..], "8192 bytes"), (b"17", "cut off"), (b"{\n", "no rdmc of this version")] {
+        for (bytes, says) in [
+            (&long[..], "8192 bytes"),
+            (b"17", "cut off"),
+            (b"{\n", "no rdmc of this version"),
+            (b"\"\\u001b\"\n", "no rdmc"),
+        ] {
             let mut from = bytes;
             let error = read::<u64>(&mut from).await.unwrap_err();
-            assert!(format!("{error:#}").contains(says), "{error:#}");
+            let error = format!("{error:#}");
+            assert!(error.contains(says) && !error.contains('\u{1b}'), "{error}");
         }
     }
 }

@@ -37,7 +37,7 @@ pub async fn run_flow_source(setup: &str) -> Result<(), BenchError> {
     if let Err(error) = source(setup).await {
         let error = BenchError::from(error);
         let by_request = matches!(error, BenchError::Request { .. });
-        tell(&FlowAnswer::Failed { message: error.to_string(), by_request });
+        tell(&FlowAnswer::Failed { message: without_kind(&error), by_request });
     }
     Ok(())
 }
@@ -50,6 +50,12 @@ async fn source(setup: &str) -> anyhow::Result<()> {
     let setup = EndSetup { flow, fabric, device, here: target.here };
     let fabric = setup.open()?;
     ends::post(fabric, &setup.flow, &target.address.to_string(), cpu_ns, orders, tell).await
+}
+
+/// Returns what an error says. Who is told adds the kind again.
+fn without_kind(error: &BenchError) -> String {
+    let text = error.to_string();
+    text.strip_prefix("usage: ").unwrap_or(&text).to_owned()
 }
 
 /// Reads orders in a thread. The process ends when no order can come any more.
@@ -95,7 +101,7 @@ pub async fn run_flow_target(setup: &str) -> Result<(), BenchError> {
     };
     match serving.await {
         Err(error) if !is_listening.get() => {
-            tell(&Started::Refused { reason: BenchError::from(error).to_string() });
+            tell(&Started::Refused { reason: without_kind(&BenchError::from(error)) });
             Ok(())
         }
         served => Ok(served.context("the target of a flow")?),

@@ -55,6 +55,7 @@ impl FlowResult {
             median: middle(|times| times.median),
             p99: middle(|times| times.p99),
             p999: middle(|times| times.p999),
+            max: times.iter().map(|times| times.max).fold(0.0, f64::max),
         });
         let cpu: Vec<[f64; 2]> = runs.iter().filter_map(|run| run.cpu).collect();
         let cpu = |end: usize| (!cpu.is_empty()).then(|| median(cpu.iter().map(|cpu| cpu[end])));
@@ -115,7 +116,7 @@ pub(super) fn print(results: &[FlowResult], ends_here: usize, format: OutputForm
 type Value = fn(&FlowResult) -> String;
 
 /// Columns of comma-separated values, with the names and units of the JSON.
-const CSV: [(&str, Value); 16] = [
+const CSV: [(&str, Value); 17] = [
     ("number", |r| r.number.to_string()),
     ("flow", |r| r.flow.clone()),
     ("setting", |r| setting(r.setting).to_owned()),
@@ -126,6 +127,7 @@ const CSV: [(&str, Value); 16] = [
     ("seconds_median", |r| optional(r.seconds.map(|times| times.median))),
     ("seconds_p99", |r| optional(r.seconds.map(|times| times.p99))),
     ("seconds_p999", |r| optional(r.seconds.map(|times| times.p999))),
+    ("seconds_max", |r| optional(r.seconds.map(|times| times.max))),
     ("cpu_source", |r| optional(r.cpu_source)),
     ("cpu_target", |r| optional(r.cpu_target)),
     ("share", |r| optional(r.share)),
@@ -146,14 +148,15 @@ fn setting(setting: Setting) -> &'static str {
 }
 
 /// Columns of the table.
-const COLUMNS: [(&str, Value); 13] = [
+const COLUMNS: [(&str, Value); 14] = [
     ("flow", |r| format!("{} {}", r.number, r.flow)),
     ("", |r| setting(r.setting).to_owned()),
     ("rate", |r| per_second(r.rate)),
-    ("msg/s", |r| format!("{:.0}", r.message_rate)),
+    ("msg/s", |r| format!("{:.*}", if r.message_rate < 10.0 { 2 } else { 0 }, r.message_rate)),
     ("median", |r| shown(r.seconds, |times| time(times.median))),
     ("p99", |r| shown(r.seconds, |times| time(times.p99))),
     ("p99.9", |r| shown(r.seconds, |times| time(times.p999))),
+    ("max", |r| shown(r.seconds, |times| time(times.max))),
     ("CPU", |r| shown(r.cpu_source, |share| format!("{share:.2}"))),
     ("far CPU", |r| shown(r.cpu_target, |share| format!("{share:.2}"))),
     ("share", |r| shown(r.share, |share| format!("{share:.2}"))),

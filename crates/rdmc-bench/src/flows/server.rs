@@ -2,16 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use rdmc_files::size::ByteSize;
 use rdmc_files::words::printable;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, BufStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdout};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::FlowFabric;
 use super::ends::EndSetup;
@@ -75,15 +75,17 @@ impl FlowServer {
     /// Starts targets until the future is dropped, which ends them.
     pub async fn serve(self) {
         let Self { listener, program, device, .. } = self;
-        let places = Arc::new(Semaphore::new(TARGETS_MAX));
+        let room = Arc::new(Room::new());
         let mut targets = tokio::task::JoinSet::new();
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok((stream, from)) => {
-                        let (program, device, places) = (program.clone(), device.clone(), places.clone());
+                        // One more than these is closed.
+                        let Ok(asking) = room.asking.clone().try_acquire_owned() else { continue };
+                        let (program, device, room) = (program.clone(), device.clone(), room.clone());
                         targets.spawn(async move {
-                            if let Err(error) = start(stream, &program, device, &places).await {
+                            if let Err(error) = start((stream, asking), &program, device, &room).await {
                                 tracing::warn!(%from, error = format!("{error:#}"), "a flow has no target");
                             }
                         });
@@ -97,17 +99,60 @@ impl FlowServer {
     }
 }
 
+/// The room for targets.
+struct Room {
+    /// Connections whose request has not come.
+    asking: Arc<Semaphore>,
+    targets: Semaphore,
+    /// Bytes of all targets.
+    bytes: AtomicU64,
+}
+
+impl Room {
+    fn new() -> Self {
+        let asking = Arc::new(Semaphore::new(ASKING_MAX));
+        Self { asking, targets: Semaphore::new(TARGETS_MAX), bytes: AtomicU64::new(0) }
+    }
+
+    /// Takes room for a target with so many bytes.
+    fn take(&self, bytes: u64) -> anyhow::Result<Place<'_>> {
+        let permit = self.targets.try_acquire().context("too many flows run")?;
+        let place = Place { room: self, bytes, _permit: permit };
+        // Those that run may have some of theirs already. Then less is available than could be.
+        let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        require_memory(all, "the targets of flows", REMEDY)?;
+        Ok(place)
+    }
+}
+
+/// The room of one target, until it is dropped.
+struct Place<'a> {
+    room: &'a Room,
+    bytes: u64,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.room.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// Starts a target for a source, and ends it when the source goes.
-async fn start(stream: TcpStream, program: &Program, device: Option<String>, places: &Semaphore) -> anyhow::Result<()> {
+async fn start(
+    (stream, asking): (TcpStream, OwnedSemaphorePermit),
+    program: &Program,
+    device: Option<String>,
+    room: &Room,
+) -> anyhow::Result<()> {
     let here = stream.local_addr()?.ip();
     let mut stream = BufStream::new(stream);
     let asked = tokio::time::timeout(ANSWER_LIMIT, lines::expect(&mut stream)).await.context("no request came")?;
+    drop(asking);
     let started = async {
         let Request { version, flow, fabric } = asked?;
         ensure!(version == VERSION, "this end has version {VERSION} of flows, the other one {version}");
-        let place = places.try_acquire().context("too many flows run")?;
-        let needed = flow.spec().target_bytes();
-        require_memory(needed).with_context(|| format!("a target with {}", ByteSize(needed)))?;
+        let place = room.take(flow.spec().target_bytes())?;
         let setup = EndSetup { flow, fabric, device, here };
         let (child, mut from_child) =
             program.start(ProcessRole::FlowTarget { setup: lines::to_json(&setup) }.arguments())?;
@@ -171,6 +216,10 @@ pub(super) async fn ask(server: &str, flow: &Flow, fabric: FlowFabric) -> anyhow
 
 /// The version of the lines between processes of flows.
 const VERSION: u32 = 1;
+/// What to do if there is too little memory.
+pub(super) const REMEDY: &str = "choose fewer flows, shorter messages, or less depth and fewer receives";
+/// Connections at once whose request has not come.
+const ASKING_MAX: usize = 64;
 /// Targets at once.
 const TARGETS_MAX: usize = 64;
 /// How long a request, or the start of a target, may take.

@@ -11,19 +11,20 @@ pub(crate) struct Window {
     pub(crate) until: WindowEnd,
 }
 
-/// Where a window ends.
+/// How a window ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum WindowEnd {
     /// At a moment.
     At { ns: u64 },
-    /// When the flow has completed so many messages.
+    /// When the flow has completed so many messages after the first one that was complete within it.
     After { messages: u64 },
 }
 
 /// The messages of a flow within a window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// Messages per second. One that is across an end of the window counts in proportion.
+    /// Messages per second. One whose turn is across an end of the window counts in proportion. The turn of a message
+    /// begins when the one before it is complete, or when it is posted.
     pub(crate) message_rate: f64,
     /// Times from posting to completion; `None` if no message was complete within the window.
     pub(crate) seconds: Option<Times>,
@@ -37,14 +38,18 @@ pub(crate) struct Times {
     pub(crate) median: f64,
     pub(crate) p99: f64,
     pub(crate) p999: f64,
+    pub(crate) max: f64,
 }
 
 /// Counts the messages.
 pub(crate) struct Tally {
     window: Window,
     messages: f64,
-    /// Messages that were complete within the window, and when the last one was.
+    /// When the latest message was complete.
+    before_ns: u64,
+    /// Messages that were complete within the window, and when the first and the last one were.
     whole: u64,
+    first_ns: u64,
     last_ns: u64,
     times: Histogram<u64>,
     is_complete: bool,
@@ -53,7 +58,7 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn new(window: Window) -> Self {
         let times = Histogram::new(3).expect("3 digits are allowed");
-        Self { window, messages: 0.0, whole: 0, last_ns: window.from_ns, times, is_complete: false }
+        Self { window, messages: 0.0, before_ns: 0, whole: 0, first_ns: 0, last_ns: 0, times, is_complete: false }
     }
 
     /// Takes note of a message. They come in order.
@@ -69,19 +74,24 @@ impl Tally {
         };
         // What is posted after the end follows all that counts.
         self.is_complete = posted >= end;
-        let inside = done.min(end).saturating_sub(posted.max(from_ns));
-        self.messages += match done - posted {
+        let turn = posted.max(std::mem::replace(&mut self.before_ns, done));
+        let inside = done.min(end).saturating_sub(turn.max(from_ns));
+        self.messages += match done - turn {
             0 => f64::from(u8::from(done >= from_ns && done < end)),
             took => inside as f64 / took as f64,
         };
         if done < from_ns || done >= end {
             return;
         }
+        if self.whole == 0 {
+            self.first_ns = done;
+        }
         self.whole += 1;
         self.last_ns = done;
+        // It grows with the times.
         let _ = self.times.record(done - posted);
         if let WindowEnd::After { messages } = until {
-            self.is_complete = self.whole >= messages;
+            self.is_complete = self.whole > messages;
         }
     }
 
@@ -94,14 +104,13 @@ impl Tally {
     #[expect(clippy::cast_precision_loss, reason = "times of much less than a month")]
     pub(crate) fn sample(&self, cpu: Option<[f64; 2]>) -> Sample {
         let Window { from_ns, until } = self.window;
-        let end = match until {
-            WindowEnd::At { ns } => ns,
-            WindowEnd::After { .. } => self.last_ns,
+        let (messages, took_ns) = match until {
+            WindowEnd::At { ns } => (self.messages, ns.saturating_sub(from_ns)),
+            WindowEnd::After { .. } => (self.whole.saturating_sub(1) as f64, self.last_ns - self.first_ns),
         };
-        let window_ns = end.saturating_sub(from_ns).max(1);
         let at = |quantile| self.times.value_at_quantile(quantile) as f64 / 1e9;
-        let seconds = (self.whole > 0).then(|| Times { median: at(0.5), p99: at(0.99), p999: at(0.999) });
-        Sample { message_rate: self.messages * 1e9 / window_ns as f64, seconds, cpu }
+        let seconds = (self.whole > 0).then(|| Times { median: at(0.5), p99: at(0.99), p999: at(0.999), max: at(1.0) });
+        Sample { message_rate: messages * 1e9 / took_ns.max(1) as f64, seconds, cpu }
     }
 }
 
@@ -132,11 +141,23 @@ mod tests {
     #[test]
     fn a_window_of_so_many_messages_ends_with_the_last_one() {
         let window = Window { from_ns: 1_000, until: WindowEnd::After { messages: 2 } };
-        let messages: Vec<(u64, u64)> = (0..10).map(|n| (n * 500, n * 500 + 500)).collect();
-        let (sample, complete) = counted(window, &messages);
-        assert!(complete);
-        // Complete at 1000 and 1500.
-        assert!((sample.message_rate - 2e6).abs() < 1.0, "{sample:?}");
+        for depth in [1, 8] {
+            let messages: Vec<(u64, u64)> = (0..20).map(|n| (n * 500, (n + depth) * 500)).collect();
+            let (sample, complete) = counted(window, &messages);
+            assert!(complete);
+            // One every 500 ns.
+            assert!((sample.message_rate - 2e6).abs() < 1.0, "{depth}: {sample:?}");
+            assert!(!counted(window, &messages[..2]).1, "{depth}");
+        }
+    }
+
+    #[test]
+    fn messages_under_way_at_once_count_when_it_is_their_turn() {
+        // Sixteen are posted at once, and one is complete each microsecond.
+        let window = Window { from_ns: 2_000, until: WindowEnd::At { ns: 10_000 } };
+        let messages: Vec<(u64, u64)> = (1..=16).map(|n| (0, n * 1_000)).collect();
+        let rate = counted(window, &messages).0.message_rate;
+        assert!((rate - 1e6).abs() < 1.0, "{rate}");
     }
 
     #[test]

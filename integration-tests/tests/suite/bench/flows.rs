@@ -34,7 +34,7 @@ fn check(results: &[Value], flows: &[&str], fabric: &str) {
         assert_eq!(result["fabric"], fabric);
         positive(result, "rate");
         positive(result, "message_rate");
-        let times = ["median", "p99", "p999"].map(|name| result["seconds"][name].as_f64().unwrap());
+        let times = ["median", "p99", "p999", "max"].map(|name| result["seconds"][name].as_f64().unwrap());
         assert!(times.is_sorted() && times[0] > 0.0, "{result}");
         let beside = result["setting"] == "beside";
         for ratio in ["share", "rate_to_alone", "median_to_alone", "p99_to_alone"] {
@@ -58,7 +58,7 @@ fn check(results: &[Value], flows: &[&str], fabric: &str) {
 fn every_verb_is_measured_alone_and_beside_the_others() {
     let flows = ["send:64k:depth=4", "write:64:poll", "write-imm:1000:receives=3", "read:100k:hybrid:depth=2"];
     let options = flows.map(|flow| format!("-f {flow}")).join(" ");
-    let quick = "--duration 0.05 --warm-up 0.02 --repetitions 1";
+    let quick = "--count 20 --warm-up 0.02 --repetitions 1";
     for fabric in ["tcp", "mem"] {
         check(&measured(&format!("{options} --fabric {fabric} {quick}")), &flows, fabric);
     }
@@ -66,8 +66,8 @@ fn every_verb_is_measured_alone_and_beside_the_others() {
         let alone = ["read:1M:core=0:far-core=0"];
         check(&measured(&format!("-f {} --fabric shm {quick}", alone[0])), &alone, "shm");
     }
-    let counted = ["write:1k", "send:10"];
-    check(&measured("-f write:1k -f send:10 --count 50 --repetitions 2"), &counted, "tcp");
+    let counted = ["write:1k:depth=30", "send:10"];
+    check(&measured("-f write:1k:depth=30 -f send:10 --count 50 --repetitions 2"), &counted, "tcp");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn flows_go_to_other_hosts_in_turn() {
     let servers = [Server::start(), Server::start()];
     let to = servers.each_ref().map(|server| server.address.clone()).join(",");
     let flows = ["send:1k", "read:1k", "write:1k"];
-    let options = "-f send:1k -f read:1k -f write:1k --duration 0.05 --repetitions 1";
+    let options = "-f send:1k -f read:1k -f write:1k --count 50 --repetitions 1";
     check(&measured(&format!("{options} --to {to}")), &flows, "tcp");
 }
 
@@ -128,34 +128,39 @@ fn a_server_of_targets_refuses_what_it_cannot_do_and_goes_on() {
     let server = Server::start();
     let says = |line: &[u8]| {
         let mut stream = TcpStream::connect(&server.address).unwrap();
-        stream.write_all(line).unwrap();
+        // It may be closed before all is written.
+        let _ = stream.write_all(line);
         let mut answer = String::new();
         let _ = BufReader::new(stream).read_line(&mut answer);
         answer
     };
+    // These ask for nothing.
+    let idle: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
     for (line, reason) in [
         (&b"GET / HTTP/1.1\r\n"[..], "no rdmc of this version"),
         (b"{\"version\":1,\"flow\":\"write:9G\",\"fabric\":\"tcp\"}\n", "1 byte to 1 GiB"),
         (b"{\"version\":2,\"flow\":\"write:1\",\"fabric\":\"tcp\"}\n", "version 1"),
         (b"{\"version\":1,\"flow\":\"send:1G:depth=1024\",\"fabric\":\"tcp\"}\n", "are available"),
         (b"{\"version\":1,\"flow\":\"write:1\",\"fabric\":\"mem\"}\n", "mem joins no processes"),
-        (&[b'x'; 100_000], ""),
+        (&[b'x'; 8 << 10], "8192 bytes"),
     ] {
         let answer = says(line);
         assert!(answer.contains(reason), "{answer:?} instead of {reason:?}");
     }
     let to = &server.address;
-    check(&measured(&format!("-f send:1k --duration 0.05 --repetitions 1 --to {to}")), &["send:1k"], "tcp");
+    check(&measured(&format!("-f send:1k --count 50 --repetitions 1 --to {to}")), &["send:1k"], "tcp");
+    drop(idle);
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn a_target_that_is_gone_ends_the_measurement() {
+    use crate::program::{children_of, wait_until};
+
     let server = Server::start();
-    let arguments = ["bench", "flows", "-f", "send:1M", "--duration", "3600", "--to", &server.address];
-    let flows = command(&arguments).spawn().unwrap();
-    crate::program::wait_until("the target runs", || {
-        !crate::program::children_of(server.child.id(), "internal-bench-node\0flow-target\0").is_empty()
-    });
+    let flows = ["bench", "flows", "-f", "send:1M", "--duration", "3600", "--to", &server.address];
+    let flows = command(&flows).spawn().unwrap();
+    wait_until("the target runs", || !children_of(server.child.id(), "internal-bench-node\0flow-target\0").is_empty());
     drop(server);
     let output = finish(flows);
     assert_eq!(code(&output), 1, "{output:?}");
@@ -175,8 +180,11 @@ fn flows_that_make_no_sense_are_refused_with_the_remedy() {
         ("-f write:64:core=1000", "core 1000 cannot be used"),
         ("-f write:64 --fabric shm --to node2:7472", "--to needs"),
         ("-f write:64 --device rxe0", "--device needs"),
+        ("-f write:64 --to node2", "HOST:PORT"),
         ("-f write:64 --count 5 --fabric sim", "give --duration"),
         ("-f write:64 --count 5 --duration 5", "cannot be used with"),
+        ("-f write:64 --fabric sim --duration 2", "at most 1 s"),
+        ("--listen 127.0.0.1:0 --repetitions 5", "cannot be used with"),
         ("-f write:64 --duration 0", "0.001 to 3600"),
         ("-f read:1G:depth=1024", "are available"),
         ("--listen 127.0.0.1:0 -f write:64", "cannot be used with"),
@@ -194,12 +202,12 @@ fn flows_that_make_no_sense_are_refused_with_the_remedy() {
 fn ends_of_flows_end_when_the_measurement_is_killed() {
     use crate::program::{children_of, runs_as, wait_until};
 
-    let mut bench = command(&["bench", "flows", "-f", "send:1M", "-f", "write:1k:poll", "--duration", "3600"]);
+    let mut bench = command(&["bench", "flows", "-f", "send:1M:poll", "--duration", "3600"]);
     let mut bench = bench.spawn().unwrap();
     let mut ends = Vec::new();
-    wait_until("both ends of both flows are started", || {
+    wait_until("both ends of a flow are started", || {
         ends = children_of(bench.id(), "internal-bench-node\0flow-");
-        ends.len() == 4
+        ends.len() == 2
     });
     bench.kill().unwrap();
     bench.wait().unwrap();
