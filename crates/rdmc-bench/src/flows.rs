@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
 
 use crate::error::{BenchError, Kind};
 use crate::local::{Program, monotonic_ns, require_memory, thread_cpu_ns};
@@ -245,7 +246,8 @@ impl FlowsBench {
     async fn start(&self, set: &[usize]) -> anyhow::Result<Flows> {
         let FlowsOptions { flows, fabric, device, to, .. } = &self.options;
         let mut sources = Vec::new();
-        let mut server = None;
+        // Dropping it ends the server.
+        let mut server = JoinSet::new();
         match fabric {
             FlowFabric::Sim => return Ok(Flows::Modelled),
             FlowFabric::Mem => {
@@ -259,7 +261,7 @@ impl FlowsBench {
                 if places.is_empty() {
                     let here = FlowServer::bind("127.0.0.1:0", self.program.clone(), device.clone()).await?;
                     places.push(here.local_address().to_owned());
-                    server = Some(Aborts(tokio::spawn(here.serve())));
+                    server.spawn(here.serve());
                 }
                 for flow in set {
                     let server = places[flow % places.len()].clone();
@@ -287,17 +289,8 @@ impl FlowsResults {
 
 /// The flows of a measurement.
 enum Flows {
-    Real { sources: Vec<Source>, _server: Option<Aborts> },
+    Real { sources: Vec<Source>, _server: JoinSet<()> },
     Modelled,
-}
-
-/// A task that ends with this.
-struct Aborts(tokio::task::JoinHandle<()>);
-
-impl Drop for Aborts {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl Flows {

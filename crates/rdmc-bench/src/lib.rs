@@ -1,9 +1,9 @@
 //! Measures multicasts to processes of one host, and compares with the limits of the host and with MPI.
 //!
 //! This is the subcommand `rdmc bench` of the program. A [`Bench`] starts that program again as a process for each
-//! member, which gets a [`ProcessRole`]. A [`FlowsBench`] does the same for flows of single verbs beside each other. The
-//! results go to an [`Output`]. Messages name the options of the subcommand. [`local`] helps to run several processes of
-//! one program on one host.
+//! member, which gets a [`ProcessRole`]. A [`FlowsBench`] does the same for flows of single verbs beside each other.
+//! The results go to an [`Output`]. Messages name the options of the subcommand. [`local`] helps to run several
+//! processes of one program on one host.
 
 #![deny(unsafe_code)]
 

@@ -209,7 +209,7 @@ const CSV: [(&str, Value); 31] = [
     ("ring", |m| m.ring.clone().unwrap_or_default()),
 ];
 
-fn optional(value: Option<f64>) -> String {
+pub(crate) fn optional(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| value.to_string())
 }
 

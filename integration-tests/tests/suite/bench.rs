@@ -188,22 +188,27 @@ fn refused(output: &Output, remedy: &str, what: &str) {
     assert!(output.stdout.is_empty(), "{what}: {output:?}");
 }
 
-/// No member outlives the benchmark that started it.
 #[cfg(target_os = "linux")]
 #[test]
 fn members_end_when_the_benchmark_is_killed() {
+    let bench = ["bench", "--nodes", "4", "--size", "1M", "--fabric", "tcp", "--rounds", "100000"];
+    none_outlives(&bench, "internal-bench-node\0member\0", 4);
+}
+
+/// Kills a benchmark that has so many processes of a role, and checks that none outlives it.
+#[cfg(target_os = "linux")]
+fn none_outlives(arguments: &[&str], role: &str, count: usize) {
     use crate::program::{children_of, runs_as, wait_until};
 
-    let mut bench = command(&["bench", "--nodes", "4", "--size", "1M", "--fabric", "tcp", "--rounds", "100000"]);
-    let mut bench = bench.spawn().unwrap();
-    let mut members = Vec::new();
-    wait_until("the members are started", || {
-        members = children_of(bench.id(), "internal-bench-node\0member\0");
-        members.len() == 4
+    let mut bench = command(arguments).spawn().expect("the program starts");
+    let mut processes = Vec::new();
+    wait_until("the processes are started", || {
+        processes = children_of(bench.id(), role);
+        processes.len() == count
     });
-    bench.kill().unwrap();
-    bench.wait().unwrap();
-    wait_until("the members end", || !members.iter().any(|&pid| runs_as(pid, "internal-bench-node")));
+    bench.kill().expect("it can be killed");
+    bench.wait().expect("it ends");
+    wait_until("the processes end", || !processes.iter().any(|&pid| runs_as(pid, "internal-bench-node")));
 }
 
 fn positive(object: &Value, name: &str) {

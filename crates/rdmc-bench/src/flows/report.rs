@@ -9,7 +9,7 @@ use super::flow::Flow;
 use super::tally::{Sample, Times};
 use crate::local::cores;
 use crate::output::{Output, OutputFormat};
-use crate::report::{per_second, quoted, time};
+use crate::report::{optional, per_second, quoted, time};
 use crate::statistics::median;
 
 /// What a flow ran beside.
@@ -104,9 +104,8 @@ pub(super) fn print(results: &[FlowResult], ends_here: usize, format: OutputForm
             output.print(table(results).trim_end());
             if ends_here > cores() {
                 let cores = count(cores() as u64, "core");
-                output.print(&format!(
-                    "\n{ends_here} ends share the {cores} of this host, so flows may wait for a core, not for the network"
-                ));
+                let so = "so flows may wait for a core, not for the network";
+                output.print(&format!("\n{ends_here} ends share the {cores} of this host, {so}"));
             }
         }
     }
@@ -135,10 +134,6 @@ const CSV: [(&str, Value); 17] = [
     ("median_to_alone", |r| optional(r.median_to_alone)),
     ("p99_to_alone", |r| optional(r.p99_to_alone)),
 ];
-
-fn optional(value: Option<f64>) -> String {
-    value.map_or(String::new(), |value| value.to_string())
-}
 
 fn setting(setting: Setting) -> &'static str {
     match setting {

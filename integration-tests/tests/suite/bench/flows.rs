@@ -196,20 +196,9 @@ fn flows_that_make_no_sense_are_refused_with_the_remedy() {
     }
 }
 
-/// No end of a flow outlives the measurement.
 #[cfg(target_os = "linux")]
 #[test]
 fn ends_of_flows_end_when_the_measurement_is_killed() {
-    use crate::program::{children_of, runs_as, wait_until};
-
-    let mut bench = command(&["bench", "flows", "-f", "send:1M:poll", "--duration", "3600"]);
-    let mut bench = bench.spawn().unwrap();
-    let mut ends = Vec::new();
-    wait_until("both ends of a flow are started", || {
-        ends = children_of(bench.id(), "internal-bench-node\0flow-");
-        ends.len() == 2
-    });
-    bench.kill().unwrap();
-    bench.wait().unwrap();
-    wait_until("the ends end", || !ends.iter().any(|&pid| runs_as(pid, "internal-bench-node")));
+    let flows = ["bench", "flows", "-f", "send:1M:poll", "--duration", "3600"];
+    super::none_outlives(&flows, "internal-bench-node\0flow-", 2);
 }
