@@ -78,6 +78,8 @@ struct Window {
     grant_queued: bool,
     /// Bytes that the socket has taken in this round trip.
     passed: u64,
+    /// And in the one before.
+    passed_before: u64,
     began: Instant,
 }
 
@@ -89,6 +91,7 @@ impl Flow {
             to_grant: 0,
             grant_queued: false,
             passed: 0,
+            passed_before: 0,
             began: Instant::now(),
         };
         let state = FlowState {
@@ -344,11 +347,15 @@ impl Window {
     fn note_passed(&mut self, bytes: u64, memory: &WindowMemory) -> bool {
         self.to_grant += bytes;
         self.passed += bytes;
-        if bytes > 0 && self.began.elapsed() >= memory.round_trip() {
-            if self.passed * PARTS_IN_A_ROUND_TRIP >= self.len && memory.has_plenty() {
-                self.widen((self.len * 2).min(memory.total / 2).max(self.len), memory);
-            }
-            (self.passed, self.began) = (0, Instant::now());
+        let is_over = bytes > 0 && self.began.elapsed() >= memory.round_trip();
+        let passed = self.passed.max(self.passed_before) * PARTS_IN_A_ROUND_TRIP;
+        // Flows that share a path have windows alike: one that is ahead would else stay ahead.
+        let lags = bytes > 0 && self.len < memory.longest() && passed * 2 >= self.len;
+        if (lags || (is_over && passed >= self.len)) && memory.has_plenty() {
+            self.widen((self.len * 2).min(memory.total / 2).max(self.len), memory);
+        }
+        if is_over {
+            (self.passed_before, self.passed, self.began) = (self.passed, 0, Instant::now());
         }
         self.is_due()
     }
@@ -357,6 +364,7 @@ impl Window {
         let more = memory.take(len.saturating_sub(self.len));
         self.len += more;
         self.to_grant += more;
+        memory.longest.fetch_max(self.len, Ordering::Relaxed);
     }
 
     /// Tells whether a grant is due that is not yet queued. The caller queues it.
@@ -394,12 +402,15 @@ pub(super) struct WindowMemory {
     window: u64,
     total: u64,
     left: AtomicU64,
+    /// The length of the longest window so far.
+    longest: AtomicU64,
     round_trip_us: AtomicU64,
 }
 
 impl WindowMemory {
     pub(super) fn new(window: u64, total: u64) -> Self {
-        Self { window, total, left: AtomicU64::new(total), round_trip_us: AtomicU64::new(ROUND_TRIP_MIN_US) }
+        let (left, longest) = (AtomicU64::new(total), AtomicU64::new(CREDIT_FIRST));
+        Self { window, total, left, longest, round_trip_us: AtomicU64::new(ROUND_TRIP_MIN_US) }
     }
 
     pub(super) fn note_round_trip(&self, round_trip: Option<Duration>) {
@@ -409,6 +420,10 @@ impl WindowMemory {
 
     fn round_trip(&self) -> Duration {
         Duration::from_micros(self.round_trip_us.load(Ordering::Relaxed))
+    }
+
+    fn longest(&self) -> u64 {
+        self.longest.load(Ordering::Relaxed)
     }
 
     /// Tells whether half of the memory is left, so that a window may grow beyond its usual length.
@@ -468,10 +483,33 @@ mod tests {
     }
 
     #[test]
+    fn a_window_that_lags_behind_grows_without_waiting_for_a_round_trip() {
+        let memory = Arc::new(WindowMemory::new(1 << 20, 64 << 20));
+        memory.note_round_trip(Some(Duration::from_secs(3600)));
+        let flows: Vec<Flow> = (1..=3).map(|number| Flow::new(number, memory.clone())).collect();
+        let len = |flow: &Flow| lock(&flow.state).window.len;
+        flows.iter().for_each(|flow| _ = flow.widen());
+        let pass = |flow: &Flow, bytes| lock(&flow.state).window.note_passed(bytes, &memory);
+        pass(&flows[0], 1 << 19);
+        assert_eq!(len(&flows[0]), 1 << 20, "nobody is ahead, and no round trip is over");
+        lock(&flows[1].state).window.widen(4 << 20, &memory);
+        for _ in 0..4 {
+            pass(&flows[0], 1);
+            pass(&flows[2], 1);
+        }
+        assert_eq!(
+            flows.iter().map(len).collect::<Vec<_>>(),
+            [4 << 20, 4 << 20, 1 << 20],
+            "the last one passes little"
+        );
+    }
+
+    #[test]
     fn a_window_that_passes_quickly_grows_while_memory_is_plenty() {
         let memory = WindowMemory::new(1 << 20, 8 << 20);
         let began = Instant::now() - Duration::from_secs(1);
-        let mut window = Window { len: 1 << 20, granted: 0, to_grant: 0, grant_queued: false, passed: 0, began };
+        let mut window =
+            Window { len: 1 << 20, granted: 0, to_grant: 0, grant_queued: false, passed: 0, passed_before: 0, began };
         assert!(window.note_passed(1 << 18, &memory), "what it has grown by is granted");
         assert_eq!(window.len, 2 << 20);
         for _ in 0..8 {

@@ -210,7 +210,7 @@ impl Hub {
         flow.queue();
         self.change(|state| {
             if state.flows.contains_key(&flow.number) {
-                state.ready.push_back((flow.clone(), QUANTUM));
+                state.queue(flow.clone());
             }
         });
     }
@@ -243,7 +243,7 @@ impl Hub {
             return;
         }
         match left {
-            0 => state.ready.push_back((flow, QUANTUM)),
+            0 => state.queue(flow),
             left => state.ready.push_front((flow, left)),
         }
     }
@@ -257,6 +257,12 @@ impl HubState {
         flow
     }
 
+    /// Queues a flow for a turn of its own. The more flows wait, the shorter it is, so that all have one soon.
+    fn queue(&mut self, flow: Arc<Flow>) {
+        let turn = (ROUND_LEN / (self.ready.len() + 1)).clamp(TURN_LEN_MIN, TURN_LEN_MAX);
+        self.ready.push_back((flow, turn));
+    }
+
     fn has_next(&self) -> bool {
         !(self.pieces.is_empty() && self.granting.is_empty() && self.ready.is_empty())
     }
@@ -268,8 +274,12 @@ impl fmt::Debug for Hub {
     }
 }
 
-/// Bytes of one turn of a flow.
-const QUANTUM: usize = 64 << 10;
+/// Most bytes of one turn of a flow.
+const TURN_LEN_MAX: usize = 64 << 10;
+/// Fewest bytes of one turn: each costs a call of the system, and a piece of a slab.
+const TURN_LEN_MIN: usize = 16 << 10;
+/// Bytes of the turns of all flows together, as far as these bounds let it be.
+const ROUND_LEN: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -340,9 +350,24 @@ mod tests {
         for _ in 0..9 {
             let Some(Next::Bytes(flow, left)) = hub.next() else { panic!("flows are ready") };
             order.push(flow.number);
-            let next = if left == QUANTUM { 2 * (QUANTUM / 3) } else { left.saturating_sub(QUANTUM / 3) };
-            hub.turn(flow, if next < QUANTUM / 3 { 0 } else { next });
+            let next =
+                if left == TURN_LEN_MAX { 2 * (TURN_LEN_MAX / 3) } else { left.saturating_sub(TURN_LEN_MAX / 3) };
+            hub.turn(flow, if next < TURN_LEN_MAX / 3 { 0 } else { next });
         }
         assert_eq!(order, [1, 1, 1, 2, 2, 2, 3, 3, 3]);
+    }
+
+    #[test]
+    fn turns_are_short_where_many_flows_wait() {
+        let hub = hub(100);
+        let flows: Vec<_> = (0..20).map(|_| hub.open(target(), 0).unwrap()).collect();
+        while hub.next().is_some() {}
+        flows.iter().for_each(|flow| hub.ready(flow));
+        let mut turns = std::iter::from_fn(|| match hub.next() {
+            Some(Next::Bytes(_, turn)) => Some(turn >> 10),
+            _ => None,
+        });
+        assert_eq!(turns.by_ref().take(5).collect::<Vec<_>>(), [64, 64, 64, 64, 51]);
+        assert_eq!(turns.last(), Some(16));
     }
 }
