@@ -134,6 +134,9 @@ pub struct Capabilities {
     /// Whether the fabric sends at the rate of its port, however little the path carries, and repeats what was lost, as
     /// devices do. On long paths somebody above it should pace what it sends.
     pub needs_pacing: bool,
+    /// Whether a lost packet slows a queue pair down for many round trips, as it does with most congestion controls of
+    /// TCP. On long paths several queue pairs then carry more than one.
+    pub yields_to_loss: bool,
     /// Whether peers can have [objects](SharedObject) in common. A fabric that chooses a
     /// [carrier](crate::QueuePair::carrier) shares objects with the peers that shared memory carries, any other fabric
     /// with all peers.
@@ -165,6 +168,7 @@ impl Capabilities {
             port_rate: None,
             tells_near: false,
             needs_pacing: false,
+            yields_to_loss: false,
             shares_objects: false,
         }
     }

@@ -12,7 +12,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -118,7 +118,7 @@ impl TcpFabric {
         exposures: Arc<Exposures>,
     ) -> Arc<Self> {
         let environment = Arc::new(TokioEnvironment::with_data_acceptor(rendezvous.clone()));
-        let shared = Arc::new(TcpShared { config, rendezvous, exposures });
+        let shared = Arc::new(TcpShared { config, rendezvous, exposures, yields_to_loss: OnceLock::new() });
         Arc::new(Self { shared, environment })
     }
 
@@ -149,6 +149,7 @@ impl Fabric for TcpFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new(if self.shared.config.encrypt { "tcp+tls" } else { "tcp" });
         capabilities.tells_near = true;
+        capabilities.yields_to_loss = self.shared.yields_to_loss();
         capabilities
     }
 
@@ -189,6 +190,27 @@ struct TcpShared {
     config: TcpConfig,
     rendezvous: Arc<Rendezvous>,
     exposures: Arc<Exposures>,
+    yields_to_loss: OnceLock<bool>,
+}
+
+impl TcpShared {
+    /// Tells whether connections have another congestion control than BBR, or the system does not let them have that.
+    fn yields_to_loss(&self) -> bool {
+        let has_bbr = || self.config.congestion_control == Some(BBR) && congestion_control_is_available(BBR);
+        *self.yields_to_loss.get_or_init(|| !has_bbr())
+    }
+}
+
+/// Tells whether this user's connections may have a congestion control.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn congestion_control_is_available(name: &str) -> bool {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+    socket.is_ok_and(|socket| socket.set_tcp_congestion(name.as_bytes()).is_ok())
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn congestion_control_is_available(_: &str) -> bool {
+    false
 }
 
 /// Tells whether both ends are on this host, where bytes pass through memory and not through a port.
@@ -241,8 +263,26 @@ fn set_pace(_: &TcpStream, _: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// The congestion control that does not take each loss for a queue.
+const BBR: &str = "bbr";
 /// Most bytes that a process of the same host has not yet read (`SO_SNDBUF`, which the system doubles for its own needs
 /// and bounds by its maximum). The kernel then reuses its pages for them while they are in the cache. Members took a
 /// quarter less processor time for each byte than with the system's automatic size; twice as many bytes were worse.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const ON_HOST_UNTAKEN: usize = 512 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_yield_to_losses_unless_they_may_have_bbr() {
+        let with = |congestion_control| {
+            let fabric = TcpFabric::with_config(TcpConfig { congestion_control, ..TcpConfig::default() });
+            fabric.capabilities().yields_to_loss
+        };
+        assert!(with(None) && with(Some("reno")));
+        assert_eq!(with(Some(BBR)), !congestion_control_is_available(BBR));
+        assert!(!congestion_control_is_available("none such"));
+    }
+}

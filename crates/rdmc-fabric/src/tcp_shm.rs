@@ -73,6 +73,7 @@ impl FabricDecorator for TcpShmFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("tcp+shm");
         capabilities.tells_near = true;
+        capabilities.yields_to_loss = self.tcp.capabilities().yields_to_loss;
         capabilities.shares_objects = true;
         capabilities
     }

@@ -70,8 +70,9 @@ pub struct SessionConfig {
     /// A ring begins with four slabs, or 16 between distant ends. It grows to three times what the path carries in a
     /// round trip.
     pub ring_len_max: u64,
-    /// Queue pairs of the data channel, 1 to 64: the end that opens the session decides. Default 4 for TCP, 16 for
-    /// devices if it took at least 2 ms to find the other end's name and connect, else 1.
+    /// Queue pairs of the data channel, 1 to 64: the end that opens the session decides. Default 4 for TCP, and 8 where
+    /// that end's system has no BBR; 16 for devices if it took at least 2 ms to find the other end's name and connect,
+    /// else 1.
     pub streams: Option<u16>,
     /// The rate at which data comes to this end. Default `None`: as fast as the path carries it. TCP finds that rate;
     /// over a device the session does if a round trip takes at least 2 ms.
@@ -97,6 +98,9 @@ impl SessionConfig {
     pub const STREAMS_MAX: u16 = 64;
     /// Queue pairs of a data channel over TCP, by default.
     pub const STREAMS_OF_TCP: u16 = 4;
+    /// Queue pairs of a data channel over TCP that [yields to losses](rdmc_fabric::Capabilities::yields_to_loss), by
+    /// default. They are as fast as four on a path without losses, and faster on others.
+    pub const STREAMS_OF_YIELDING_TCP: u16 = 8;
     /// Queue pairs of a data channel over a device between distant ends, by default, or as many as its completion
     /// queues hold. A lost packet delays those behind it on its queue pair alone.
     pub const STREAMS_OF_DISTANT: u16 = 16;
