@@ -7,9 +7,10 @@
 #
 # A CASE is `session` or `tcp` with arguments of benches/wan.rs after commas, those of the server after a slash:
 # `session,--streams,8`, `tcp,--streams,8/--congestion,bbr`. `gateway` is `tcp` through `rdmc gateway` at both gateways,
-# with arguments of the entrance after a slash. `files` is `rdmc get` of a file from `rdmc serve`. Or it is another
-# program, which must be installed: `http` (curl from a server in Python), `rsync` (its daemon), `gridftp`
-# (globus-url-copy from globus-gridftp-server, without security) or `scp` (its own sshd). Cases are measured in turn.
+# with arguments of the entrance after a slash. `files` is `rdmc get` of a file from `rdmc serve`. `send` is `rdmc send`
+# to `rdmc recv` at the server: the columns of packets then count only acknowledgements. Or it is another program, which
+# must be installed: `http` (curl from a server in Python), `rsync` (its daemon), `gridftp` (globus-url-copy from
+# globus-gridftp-server, without security) or `scp` (its own sshd). Cases are measured in turn.
 #
 # The path, from the environment:
 #   MBIT=200               the rate of the cable in the middle, in each direction
@@ -43,7 +44,7 @@ name=rdmcwan$$ # Unique, so that several runs do not meet.
 server=10.78.3.2
 built=${CARGO_TARGET_DIR:-target}/release
 [ -n "${PROGRAM:-}" ] || cargo build --release --quiet -p rdmc-benches --example wan
-[ -n "${RDMC:-}" ] || [[ " $*" != *" gateway"* && " $*" != *" files"* ]] || cargo build --release --quiet -p rdmc-cli
+[ -n "${RDMC:-}" ] || ! [[ " $*" =~ " "(gateway|files|send) ]] || cargo build --release --quiet -p rdmc-cli
 program=${PROGRAM:-$built/examples/wan} rdmc=${RDMC:-$built/rdmc}
 work=$(mktemp -d -p /dev/shm)
 chmod 755 "$work" # Servers give up their rights.
@@ -149,6 +150,7 @@ start() {
         return
         ;;
     files) "${at_server[@]}" "$rdmc" serve "$work/served" --listen $server:7471 --quiet "$@" 2>"$work/errors" & ;;
+    send) "${at_server[@]}" "$rdmc" recv --listen $server:7471 --dir "$work/into" --quiet "$@" 2>"$work/errors" & ;;
     gridftp)
         # It takes only names of users, and files that these may read.
         "${at_server[@]}" globus-gridftp-server -aa -anonymous-user nobody -anonymous-group nogroup \
@@ -234,6 +236,7 @@ fetch() {
     tcp) timed "$program" tcp-get $server:7471 --mib "$mib" "$@" ;;
     gateway) timed "$program" tcp-get 10.78.1.2:7471 --mib "$mib" "$@" ;;
     files) whole "$rdmc" get --quiet "$@" "$server:7471/file" "$work/into" ;;
+    send) whole "$rdmc" send --quiet "$@" --to $server:7471 "$work/file" ;;
     gridftp) whole globus-url-copy "$@" "ftp://$server:7471$work/file" "file://$work/into/file" ;;
     scp)
         whole scp -q -i "$work/key" -P 7471 -o UserKnownHostsFile=/dev/null -o StrictHostKeyChecking=no "$@" \

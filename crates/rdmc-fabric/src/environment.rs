@@ -21,7 +21,7 @@ mod tokio_environment;
 pub use refusal_log::{RefusalLog, RefusalSum};
 pub use scope::{Scope, Spawner};
 pub use strangers::{Displacement, StrangerPlace, Strangers};
-pub(crate) use tokio_environment::{DATA_MAGIC, tcp_round_trip, tcp_unacknowledged};
+pub(crate) use tokio_environment::{DATA_MAGIC, TcpProgress, tcp_progress, tcp_round_trip, tcp_unacknowledged};
 pub use tokio_environment::{DataAcceptor, TokioEnvironment, UnknownNonce};
 
 /// A moment on an environment's monotonic clock, in nanoseconds since that clock's own start.

@@ -27,6 +27,7 @@ use crate::rendezvous::Rendezvous;
 use crate::software::Exposures;
 
 pub(crate) mod frame;
+mod losses;
 mod queue_pair;
 mod stream;
 
@@ -52,10 +53,16 @@ pub struct TcpConfig {
     /// The congestion control of data connections (`TCP_CONGESTION`), where the system has it and allows it. Otherwise,
     /// and between processes of one host, the system's own applies. Default `reno`.
     ///
-    /// Blocks come in bursts with pauses between them, on paths of at most a millisecond. CUBIC leaves slow start at
-    /// the first sign of a queue and hardly grows during such bursts. BBR draws wrong conclusions from the pauses. Reno
-    /// fills the path at once and recovers within milliseconds. For paths of tens of milliseconds, choose another one.
+    /// Blocks come in bursts with pauses between them, on short paths. CUBIC leaves slow start at the first sign of a
+    /// queue and hardly grows during such bursts. BBR draws wrong conclusions from the pauses. Reno fills the path at
+    /// once and recovers within a few round trips.
     pub congestion_control: Option<&'static str>,
+    /// The congestion control of a data connection after a loss that no full queue explains, where the system has it
+    /// and allows it. Default `bbr`.
+    ///
+    /// Such a loss is one without longer round trips. With Reno, each costs hundreds of round trips on a long fast
+    /// path. Only connections with a round trip of at least 10 ms change. `None` keeps the first congestion control.
+    pub lossy_congestion_control: Option<&'static str>,
     /// Least round trip of a connection on which padding precedes the first request, if its queue pair is to [warm
     /// up](QueuePairConfig::warm_up). Default 0.5 ms.
     ///
@@ -79,6 +86,7 @@ impl Default for TcpConfig {
             unsent_bytes_max: 128 << 10,
             near_bytes: 32 << 10,
             congestion_control: Some("reno"),
+            lossy_congestion_control: Some(BBR),
             padded_from: Duration::from_micros(500),
             encrypt: false,
         }
@@ -194,9 +202,10 @@ struct TcpShared {
 }
 
 impl TcpShared {
-    /// Tells whether connections have another congestion control than BBR, or the system does not let them have that.
+    /// Tells whether connections do not come to BBR, or the system does not let them have it.
     fn yields_to_loss(&self) -> bool {
-        let has_bbr = || self.config.congestion_control == Some(BBR) && congestion_control_is_available(BBR);
+        let asked_for = [self.config.congestion_control, self.config.lossy_congestion_control];
+        let has_bbr = || asked_for.contains(&Some(BBR)) && congestion_control_is_available(BBR);
         *self.yields_to_loss.get_or_init(|| !has_bbr())
     }
 }
@@ -277,12 +286,13 @@ mod tests {
 
     #[tokio::test]
     async fn connections_yield_to_losses_unless_they_may_have_bbr() {
-        let with = |congestion_control| {
-            let fabric = TcpFabric::with_config(TcpConfig { congestion_control, ..TcpConfig::default() });
-            fabric.capabilities().yields_to_loss
+        let with = |congestion_control, lossy_congestion_control| {
+            let config = TcpConfig { congestion_control, lossy_congestion_control, ..TcpConfig::default() };
+            TcpFabric::with_config(config).capabilities().yields_to_loss
         };
-        assert!(with(None) && with(Some("reno")));
-        assert_eq!(with(Some(BBR)), !congestion_control_is_available(BBR));
+        assert!(with(None, None) && with(Some("reno"), Some("cubic")));
+        let is_missing = !congestion_control_is_available(BBR);
+        assert_eq!([with(Some(BBR), None), with(Some("reno"), Some(BBR))], [is_missing; 2]);
         assert!(!congestion_control_is_available("none such"));
     }
 }

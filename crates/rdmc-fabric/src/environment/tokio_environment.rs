@@ -280,6 +280,27 @@ pub(crate) fn tcp_round_trip<T>(_: &T) -> Option<Duration> {
     None
 }
 
+/// How a connection fares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TcpProgress {
+    /// The round trip, smoothed.
+    pub(crate) round_trip: Duration,
+    /// Packets that were sent again.
+    pub(crate) retransmitted: u32,
+}
+
+#[cfg(target_os = "linux")]
+pub(crate) fn tcp_progress(socket: &impl AsRawFd) -> Option<TcpProgress> {
+    let info = tcp_info(socket)?;
+    let round_trip = Duration::from_micros(info.tcpi_rtt.into());
+    Some(TcpProgress { round_trip, retransmitted: info.tcpi_total_retrans })
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn tcp_progress<T>(_: &T) -> Option<TcpProgress> {
+    None
+}
+
 /// Returns the bytes that have left on a connection and are not acknowledged, rounded up to whole segments.
 #[cfg(target_os = "linux")]
 pub(crate) fn tcp_unacknowledged(socket: &impl AsRawFd) -> Option<u64> {

@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use tokio::net::TcpStream;
 
 use super::frame::{Frame, Refusal};
+use super::losses::LossWatch;
 use super::stream::{Connection, Incoming, Outgoing, Reader, Writer};
 use super::{TcpConfig, TcpShared, set_pace, stays_on_host, tune};
 use crate::completion::CompletionSource;
@@ -213,6 +214,7 @@ impl TcpQueuePair {
     async fn run(self: Arc<Self>, stream: Connection, greets_with_padding: bool) {
         let peer = stream.tcp().peer_addr().ok();
         let padding = self.padding(stream.tcp(), greets_with_padding);
+        let losses = LossWatch::of(stream.tcp(), &self.shared.config);
         let (mut from, mut to) = match stream.into_split() {
             Ok(halves) => halves,
             Err(error) => {
@@ -222,7 +224,7 @@ impl TcpQueuePair {
         };
         let ending = {
             let reading = std::pin::pin!(self.read_frames(&mut from));
-            let writing = std::pin::pin!(self.write_frames(&mut to, padding));
+            let writing = std::pin::pin!(self.write_frames(&mut to, padding, losses));
             match futures::future::select(reading, writing).await {
                 futures::future::Either::Left((Err(ending), _)) | futures::future::Either::Right((Err(ending), _)) => {
                     ending
@@ -485,6 +487,7 @@ impl TcpQueuePair {
         &self,
         to: &mut Outgoing,
         padding: Option<Padding>,
+        mut losses: Option<LossWatch>,
     ) -> Result<std::convert::Infallible, EndReason> {
         let mut closed = self.meeting.closed();
         let mut to = Writer { to, closed: &mut closed };
@@ -507,6 +510,7 @@ impl TcpQueuePair {
             }
             let payload = batch.large.take();
             to.write_both(&batch.headers, payload.as_deref().unwrap_or(&batch.copied)).await?;
+            losses.take_if(|losses| !losses.look());
             batch.headers.clear();
             batch.copied.clear();
             batch.departing.drain(..).for_each(Nearing::mark);
