@@ -115,6 +115,7 @@ impl SessionOptions {
         if let Some(name) = self.congestion.clone() {
             // Once in a process.
             config.congestion_control = Some(name.leak());
+            config.lossy_congestion_control = None;
         }
         TcpFabric::with_config(config)
     }

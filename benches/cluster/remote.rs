@@ -40,8 +40,8 @@ fn tcp() -> Arc<TcpFabric> {
         config.near_bytes = kib << 10;
     }
     match std::env::var("RDMC_BENCH_CONGESTION").as_deref() {
-        Ok("system") => config.congestion_control = None,
-        Ok("cubic") => config.congestion_control = Some("cubic"),
+        Ok("system") => (config.congestion_control, config.lossy_congestion_control) = (None, None),
+        Ok("cubic") => (config.congestion_control, config.lossy_congestion_control) = (Some("cubic"), None),
         _ => {}
     }
     TcpFabric::with_config(config)

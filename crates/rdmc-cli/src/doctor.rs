@@ -153,15 +153,15 @@ fn long_paths() -> Finding {
         return good(TOPIC, "as the system chooses");
     };
     // The kernel counts its own part of a buffer, too: about half.
-    let bbr = has_bbr();
-    let streams = match bbr {
-        Ok(()) => rdmc_wan::SessionConfig::STREAMS_OF_TCP,
-        Err(_) => rdmc_wan::SessionConfig::STREAMS_OF_YIELDING_TCP,
+    let fabric = rdmc::TcpFabric::with_config(rdmc_wan::tcp_config());
+    let streams = match rdmc::Fabric::capabilities(&*fabric).yields_to_loss {
+        false => rdmc_wan::SessionConfig::STREAMS_OF_TCP,
+        true => rdmc_wan::SessionConfig::STREAMS_OF_YIELDING_TCP,
     };
     let in_flight = u64::from(streams) * send.min(receive) / 2;
     let carried = Rate { bytes: in_flight, seconds: FAR.as_secs_f64() };
     let reach = format!("{streams} connections carry {carried} over {} ms", FAR.as_millis());
-    if let Err(error) = bbr {
+    if let Err(error) = has_bbr() {
         let advice = "each lost packet slows a connection down for many round trips: modprobe tcp_bbr, and allow it: \
                       sysctl net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'";
         return weak(TOPIC, State::Weak, format!("{reach}; no congestion control bbr ({error})"), advice);

@@ -135,7 +135,7 @@ pub struct Capabilities {
     /// devices do. On long paths somebody above it should pace what it sends.
     pub needs_pacing: bool,
     /// Whether a lost packet slows a queue pair down for many round trips, as it does with most congestion controls of
-    /// TCP. On long paths several queue pairs then carry more than one.
+    /// TCP. On long paths several queue pairs then carry more than a single one does.
     pub yields_to_loss: bool,
     /// Whether peers can have [objects](SharedObject) in common. A fabric that chooses a
     /// [carrier](crate::QueuePair::carrier) shares objects with the peers that shared memory carries, any other fabric

@@ -10,15 +10,16 @@
 //!
 //! - A flow begins with a credit of 64 KiB in each direction.
 //! - Its window then widens to [`window`](GatewayConfig::window). It doubles whenever an eighth of it has passed
-//!   within a round trip, while at least half of the memory for windows is left. When another flow's is longer, a
-//!   sixteenth is enough: else a flow that is ahead would stay ahead.
+//!   within a round trip, while at least half of the memory for windows is left. If another flow has a longer window, a
+//!   sixteenth is enough, and a quarter of the memory. Otherwise the flow with the longest window would keep it.
 //! - The memory for windows is [`memory_max`](GatewayConfig::memory_max) for all flows together. When it is used up,
 //!   new flows keep their first credit. It comes back when flows end.
 //!
-//! So an end has at most the rings of its session, `memory_max`, and 64 KiB for each flow.
+//! So an end has at most the rings of its session, `memory_max`, and 64 KiB for each flow; a buffer may have twice the
+//! bytes that it holds.
 //!
-//! **Turns.** Flows take turns of 64 KiB, and of 16 KiB where many wait, so flows that have bytes get equal shares of
-//! the path. Bytes are read from a socket when they have a place in a slab, and wait in the socket until then.
+//! **Turns.** Flows take turns of 64 KiB, and of 16 KiB where there are many, so flows that have bytes get equal shares
+//! of the path. Bytes are read from a socket when they have a place in a slab, and wait in the socket until then.
 //!
 //! **Ends.** The end of a direction, and a reset, are carried to the other side. If the session fails, the sockets of
 //! all its flows are reset.

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
 
-use super::{TcpConfig, stays_on_host};
+use super::{TcpConfig, congestion_control_of_new, set_congestion_control, stays_on_host};
 use crate::environment::{TcpProgress, tcp_progress};
 
-/// Changes the congestion control of a distant connection when it loses packets although they do not queue.
+/// Changes the congestion control of a distant connection when packets are lost while no queue grows.
 ///
 /// A full queue lengthens round trips before it loses a packet. A loss while they are as short as ever is an error of
 /// the path; to slow down does not help against it.
@@ -18,7 +18,7 @@ pub(super) struct LossWatch {
     look_at: Instant,
 }
 
-/// What tells losses by queues from others.
+/// Tells losses of a full queue from losses of the path.
 #[derive(Clone, Copy, Debug)]
 struct QueueSense {
     shortest: Duration,
@@ -34,7 +34,9 @@ impl LossWatch {
             return None;
         }
         let first = tcp_progress(stream)?;
-        if first.round_trip < DISTANT || !super::congestion_control_is_available(control) {
+        // `None`: it has the system's own, which may be the same.
+        let is_new = || congestion_control_of_new(config.congestion_control).is_none_or(|own| own != control);
+        if first.round_trip < DISTANT || !is_new() || congestion_control_of_new(Some(control)).is_none() {
             return None;
         }
         let socket = socket2::SockRef::from(stream).try_clone().ok()?;
@@ -50,10 +52,10 @@ impl LossWatch {
         self.look_at = now + LOOK_EVERY;
         let Some(progress) = tcp_progress(&self.socket) else { return false };
         if !self.queues.has_lost_without_queue(progress) {
-            return true;
+            // A first round trip may have been late by chance.
+            return self.queues.shortest >= DISTANT;
         }
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        match self.socket.set_tcp_congestion(self.control.as_bytes()) {
+        match set_congestion_control(&self.socket, self.control) {
             Ok(()) => tracing::debug!(control = self.control, ?progress, "the path loses packets"),
             Err(error) => tracing::debug!(control = self.control, %error, "the congestion control stays"),
         }
@@ -79,7 +81,7 @@ impl QueueSense {
 const DISTANT: Duration = Duration::from_millis(10);
 /// Least time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Packets queue if round trips are so many times as long as the shortest one.
+/// A round trip of at least so many times the shortest one means a queue.
 const QUEUED: f64 = 1.25;
 
 #[cfg(test)]

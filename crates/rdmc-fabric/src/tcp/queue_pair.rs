@@ -487,10 +487,10 @@ impl TcpQueuePair {
         &self,
         to: &mut Outgoing,
         padding: Option<Padding>,
-        mut losses: Option<LossWatch>,
+        losses: Option<LossWatch>,
     ) -> Result<std::convert::Infallible, EndReason> {
         let mut closed = self.meeting.closed();
-        let mut to = Writer { to, closed: &mut closed };
+        let mut to = Writer { to, closed: &mut closed, losses };
         if let Some(padding) = padding {
             self.pad(&mut to, padding).await?;
         }
@@ -510,7 +510,6 @@ impl TcpQueuePair {
             }
             let payload = batch.large.take();
             to.write_both(&batch.headers, payload.as_deref().unwrap_or(&batch.copied)).await?;
-            losses.take_if(|losses| !losses.look());
             batch.headers.clear();
             batch.copied.clear();
             batch.departing.drain(..).for_each(Nearing::mark);

@@ -15,6 +15,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
 use tokio_rustls::TlsStream;
 
+use super::losses::LossWatch;
 use super::queue_pair::EndReason;
 use crate::software::ExposureGrant;
 use crate::work::Inspector;
@@ -231,6 +232,8 @@ fn received(read: io::Result<usize>) -> Result<usize, EndReason> {
 pub(super) struct Writer<'a> {
     pub(super) to: &'a mut Outgoing,
     pub(super) closed: &'a mut watch::Receiver<bool>,
+    /// While the congestion control may change.
+    pub(super) losses: Option<LossWatch>,
 }
 
 impl Writer<'_> {
@@ -252,6 +255,7 @@ impl Writer<'_> {
                     let of_head = n.min(head.len());
                     head = &head[of_head..];
                     tail = &tail[n - of_head..];
+                    self.look_for_losses();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
                 Err(error) => return Err(error.into()),
@@ -274,12 +278,19 @@ impl Writer<'_> {
                 }
             };
             match written {
-                Ok(n) => done += n,
+                Ok(n) => {
+                    done += n;
+                    self.look_for_losses();
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable().await?,
                 Err(error) => return Err(error.into()),
             }
         }
         self.flush().await
+    }
+
+    fn look_for_losses(&mut self) {
+        self.losses.take_if(|losses| !losses.look());
     }
 
     /// Sends the bytes that TLS may hold back.

@@ -78,7 +78,7 @@ struct Window {
     grant_queued: bool,
     /// Bytes that the socket has taken in this round trip.
     passed: u64,
-    /// And in the one before.
+    /// Bytes that the socket has taken in the round trip before.
     passed_before: u64,
     began: Instant,
 }
@@ -347,15 +347,20 @@ impl Window {
     fn note_passed(&mut self, bytes: u64, memory: &WindowMemory) -> bool {
         self.to_grant += bytes;
         self.passed += bytes;
-        let is_over = bytes > 0 && self.began.elapsed() >= memory.round_trip();
-        let passed = self.passed.max(self.passed_before) * PARTS_IN_A_ROUND_TRIP;
-        // Flows that share a path have windows alike: one that is ahead would else stay ahead.
-        let lags = bytes > 0 && self.len < memory.longest() && passed * 2 >= self.len;
-        if (lags || (is_over && passed >= self.len)) && memory.has_plenty() {
-            self.widen((self.len * 2).min(memory.total / 2).max(self.len), memory);
-        }
-        if is_over {
-            (self.passed_before, self.passed, self.began) = (self.passed, 0, Instant::now());
+        if bytes > 0 {
+            let (elapsed, round_trip) = (self.began.elapsed(), memory.round_trip());
+            let is_over = elapsed >= round_trip;
+            let before = if elapsed < 2 * round_trip { self.passed_before } else { 0 };
+            let passes = is_over && self.passed * PARTS_IN_A_ROUND_TRIP >= self.len && memory.has_left(2);
+            // Flows that share a path have windows alike: the one with the longest window would else keep it.
+            let much = self.passed.max(before) * PARTS_IN_A_ROUND_TRIP * 2 >= self.len;
+            let lags = self.len < memory.note_longest(self.len) && much && memory.has_left(4);
+            if passes || lags {
+                self.widen((self.len * 2).min(memory.total / 2).max(self.len), memory);
+            }
+            if is_over {
+                (self.passed_before, self.passed, self.began) = (self.passed, 0, Instant::now());
+            }
         }
         self.is_due()
     }
@@ -364,7 +369,7 @@ impl Window {
         let more = memory.take(len.saturating_sub(self.len));
         self.len += more;
         self.to_grant += more;
-        memory.longest.fetch_max(self.len, Ordering::Relaxed);
+        memory.note_longest(self.len);
     }
 
     /// Tells whether a grant is due that is not yet queued. The caller queues it.
@@ -379,6 +384,7 @@ impl Drop for Flow {
     fn drop(&mut self) {
         let state = lock(&self.state);
         self.memory.give_back(state.window.len - CREDIT_FIRST);
+        self.memory.forget_longest(state.window.len);
         let Some(socket) = self.socket.get() else { return };
         match state.over {
             Some(Over::Complete) => socket.settle(),
@@ -402,7 +408,7 @@ pub(super) struct WindowMemory {
     window: u64,
     total: u64,
     left: AtomicU64,
-    /// The length of the longest window so far.
+    /// The length of the longest window.
     longest: AtomicU64,
     round_trip_us: AtomicU64,
 }
@@ -422,13 +428,19 @@ impl WindowMemory {
         Duration::from_micros(self.round_trip_us.load(Ordering::Relaxed))
     }
 
-    fn longest(&self) -> u64 {
-        self.longest.load(Ordering::Relaxed)
+    /// Notes the length of a window; returns that of the longest one.
+    fn note_longest(&self, len: u64) -> u64 {
+        self.longest.fetch_max(len, Ordering::Relaxed).max(len)
     }
 
-    /// Tells whether half of the memory is left, so that a window may grow beyond its usual length.
-    fn has_plenty(&self) -> bool {
-        self.left.load(Ordering::Relaxed) >= self.total / 2
+    /// Forgets a window of this length. If it was the longest one, the others tell of theirs when bytes pass.
+    fn forget_longest(&self, len: u64) {
+        let _ = self.longest.compare_exchange(len, CREDIT_FIRST, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Tells whether one of so many parts of the memory is left, so that a window may grow beyond its usual length.
+    fn has_left(&self, parts: u64) -> bool {
+        self.left.load(Ordering::Relaxed) >= self.total / parts
     }
 
     /// Takes at most `bytes`.
@@ -512,15 +524,14 @@ mod tests {
             Window { len: 1 << 20, granted: 0, to_grant: 0, grant_queued: false, passed: 0, passed_before: 0, began };
         assert!(window.note_passed(1 << 18, &memory), "what it has grown by is granted");
         assert_eq!(window.len, 2 << 20);
+        window.began = began;
+        let before = window.to_grant;
+        window.note_passed(10, &memory);
+        assert_eq!((window.len, window.to_grant), (2 << 20, before + 10), "little has passed");
         for _ in 0..8 {
             window.began = began;
             window.note_passed(window.len, &memory);
         }
-        // It has doubled to half of the memory.
-        assert_eq!(window.len, 4 << 20);
-        window.began = began;
-        let before = window.to_grant;
-        window.note_passed(10, &memory);
-        assert_eq!((window.len, window.to_grant), (4 << 20, before + 10), "little has passed");
+        assert_eq!(window.len, 4 << 20, "it has doubled to half of the memory");
     }
 }

@@ -250,7 +250,7 @@ impl Opener {
 /// Returns how many queue pairs a session has over a fabric.
 fn streams_by_default(capabilities: &Capabilities, is_distant: bool) -> u16 {
     if capabilities.yields_to_loss {
-        SessionConfig::STREAMS_OF_YIELDING_TCP
+        SessionConfig::STREAMS_OF_YIELDING_TCP.min(Channel::streams_max(capabilities))
     } else if capabilities.name.starts_with("tcp") {
         SessionConfig::STREAMS_OF_TCP
     } else if capabilities.needs_pacing && is_distant {
