@@ -15,7 +15,7 @@ use rdmc_wan::gateway::{AllowRule, Target};
 use crate::address::{AddressList, LISTEN_DEFAULT};
 use crate::bench::BenchOptions;
 use crate::choice::{AUTO, AlgorithmName, AlgorithmOptions, HybridOptions, OrAuto};
-use crate::fabric::FabricOptions;
+use crate::fabric::{FabricOptions, SessionFabricOptions};
 use crate::get::{GetOptions, PutOptions, parse_rate};
 use crate::named::{Named, Switch, one_of};
 use crate::port::DemoPort;
@@ -406,7 +406,10 @@ pub(crate) struct GatewayOptions {
     /// no limit
     #[arg(long, env = "RDMC_RATE", value_name = "RATE", value_parser = parse_rate)]
     pub(crate) rate: Option<PortRate>,
-    /// Number of TCP connections that carry the slabs, 1 to 64, as the entrance chooses [default: 4]
+    #[command(flatten)]
+    pub(crate) fabric: SessionFabricOptions,
+    /// Number of connections that carry the slabs, 1 to 64, as the entrance chooses [default: 4, or 8 for TCP without
+    /// BBR and 16 for a distant RDMA device]
     #[arg(
         long,
         env = "RDMC_STREAMS",

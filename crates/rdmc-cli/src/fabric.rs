@@ -26,6 +26,42 @@ impl FabricOptions {
     }
 }
 
+/// Options that choose the fabric of a session between two hosts.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct SessionFabricOptions {
+    /// The fabric, which carries the data: the best one that both ends offer
+    #[arg(
+        long,
+        env = "RDMC_SESSION_FABRIC",
+        default_value = "tcp",
+        value_name = "NAME",
+        value_parser = one_of(&SESSION_FABRICS)
+    )]
+    pub(crate) fabric: FabricSelection,
+    /// The RDMA device, such as mlx5_0; by default the one with the address that the other end reaches, or with
+    /// --fabric verbs the best one
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+}
+
+impl SessionFabricOptions {
+    /// Returns the settings of the library.
+    pub(crate) fn settings(&self, encrypt: bool) -> FabricSettings {
+        FabricSettings::new(self.fabric).device(self.device.clone()).encrypt(encrypt).for_sessions()
+    }
+}
+
+/// The fabrics of sessions.
+const SESSION_FABRICS: [Named<FabricSelection>; 3] = [
+    (
+        FabricSelection::Auto,
+        "auto",
+        "RDMA if both ends have a device with the address by which the other one reaches them; else TCP",
+    ),
+    (FabricSelection::Tcp, "tcp", "TCP only"),
+    (FabricSelection::Verbs, "verbs", "RDMA only"),
+];
+
 /// The fabrics between hosts.
 pub(crate) const FABRICS: [Named<FabricSelection>; 4] = [
     (

@@ -5,11 +5,10 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rdmc::TcpFabric;
+use rdmc::Fabrics;
 use rdmc_files::TransferError;
 use rdmc_files::words::printable;
 use rdmc_wan::gateway::{
@@ -30,7 +29,7 @@ use crate::progress::{OutputOptions, print_json};
 
 /// Runs a gateway until a signal comes.
 pub(crate) async fn run(options: GatewayOptions, stop: Stop) -> anyhow::Result<()> {
-    let settings = Settings::new(&options)?;
+    let settings = Settings::new(&options).await?;
     let signal = match (&options.listen, &options.peer) {
         (Some(listen), Some(peer)) => {
             let targets = match &options.to {
@@ -53,7 +52,7 @@ pub(crate) async fn run(options: GatewayOptions, stop: Stop) -> anyhow::Result<(
 /// What both ends need.
 #[derive(Clone)]
 struct Settings {
-    fabric: Arc<TcpFabric>,
+    fabrics: Fabrics,
     session: SessionConfig,
     gateway: GatewayConfig,
     drain: Duration,
@@ -61,7 +60,7 @@ struct Settings {
 }
 
 impl Settings {
-    fn new(options: &GatewayOptions) -> anyhow::Result<Self> {
+    async fn new(options: &GatewayOptions) -> anyhow::Result<Self> {
         let mut session = SessionConfig::default();
         session.security = options.security.open()?;
         session.ring_len_max = options.ring;
@@ -69,10 +68,15 @@ impl Settings {
         session.streams = options.streams;
         let mut gateway = GatewayConfig::default();
         gateway.memory_max = 2 * options.ring;
-        let mut tcp = rdmc_wan::tcp_config();
-        tcp.encrypt = options.security.encrypt;
-        let (fabric, drain) = (TcpFabric::with_config(tcp), Duration::from_secs(options.drain));
-        Ok(Self { fabric, session, gateway, drain, output: options.output })
+        let fabric = options.fabric.settings(options.security.encrypt);
+        let opened = match (&options.serve, &options.peer) {
+            (Some(serve), _) => fabric.open_at(serve).await,
+            // A ring for each direction, and one for slabs that are written.
+            (None, peer) => fabric.open_towards(peer.as_deref().unwrap_or_default(), 3 * options.ring).await,
+        };
+        let fabrics = opened.map_err(of_transfer)?.fabrics().clone();
+        let drain = Duration::from_secs(options.drain);
+        Ok(Self { fabrics, session, gateway, drain, output: options.output })
     }
 
     fn say(&self, event: &Event) {
@@ -287,9 +291,9 @@ impl Near {
 
     /// Begins to open a session, unless that is under way.
     fn open(&mut self) {
-        let Settings { fabric, session, gateway, .. } = self.settings.clone();
+        let Settings { fabrics, session, gateway, .. } = self.settings.clone();
         let peer = self.peer.clone();
-        let open = || -> Opening { Box::pin(async move { Entrance::connect(fabric, &peer, session, gateway).await }) };
+        let open = || -> Opening { Box::pin(async move { Entrance::connect(fabrics, &peer, session, gateway).await }) };
         self.opening.get_or_insert_with(open);
     }
 
@@ -351,7 +355,7 @@ async fn listen_for_gateways(
     next: Option<&str>,
     route: &Route,
 ) -> anyhow::Result<SessionListener> {
-    let listener = SessionListener::bind(settings.fabric.clone(), serve, settings.session.clone()).await;
+    let listener = SessionListener::bind(settings.fabrics.clone(), serve, settings.session.clone()).await;
     let listener = listener.map_err(|error| not_listening(serve, &error))?;
     let address = listener.local_address().to_owned();
     let is_open = settings.session.security.is_none() && !address::is_loopback(&address);

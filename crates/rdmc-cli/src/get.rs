@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::address::PORT_DEFAULT;
 use crate::exit::{Exit, Stop, of_transfer};
+use crate::fabric::SessionFabricOptions;
 use crate::named::Switch;
 use crate::progress::{Bar, OutputOptions, Reporter, Screen, print_json};
 use crate::security::SecurityOptions;
@@ -22,7 +23,10 @@ use crate::{examples, exit, size};
 /// Options of the path between two hosts.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PathOptions {
-    /// TCP connections that carry the data, 1 to 64; the client decides [default: 4]
+    #[command(flatten)]
+    fabric: SessionFabricOptions,
+    /// Connections that carry the data, 1 to 64; the client decides [default: 4, or 8 for TCP without BBR and 16 for a
+    /// distant RDMA device]
     #[arg(long, env = "RDMC_STREAMS", value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: Option<u16>,
     /// Most bytes in flight, and in memory, in each direction: 512M, 1GiB (powers of 1024)
@@ -62,6 +66,8 @@ impl PathOptions {
         let mut settings = RemoteSettings::default();
         settings.security = security.open()?;
         settings.encrypt = security.encrypt;
+        settings.fabric = self.fabric.fabric;
+        settings.device.clone_from(&self.fabric.device);
         settings.streams = self.streams;
         let rate = rate.and_then(|option| option.rate);
         settings.rate = rate.map(|rate| rdmc_wan::Rate::bytes_per_second((rate.bits_per_second() / 8).max(1)));

@@ -68,6 +68,7 @@ pub struct FabricSettings {
     device: Option<String>,
     no_shm: bool,
     encrypt: bool,
+    is_for_sessions: bool,
     wording: Wording,
 }
 
@@ -153,20 +154,8 @@ impl OfferedFabrics {
         if over.fabric == VERBS { wanted.min(self.lockable.room(beside)) } else { wanted }
     }
 
-    /// Offers TCP, and shared memory between processes of one host if this system has it.
-    fn software(because: impl Into<String>) -> Self {
-        Self { fabrics: best_first(None, Rendezvous::new(), true), ..Self::tcp(because) }
-    }
-
-    fn tcp(because: impl Into<String>) -> Self {
-        let lockable = Lockable::WITHOUT_LIMIT;
-        Self { fabrics: TcpFabric::new().into(), device: None, lockable, tcp_because: Some(because.into()) }
-    }
-
-    fn encrypted_tcp(wording: &Wording) -> Self {
-        let mut config = TcpConfig::default();
-        config.encrypt = true;
-        Self { fabrics: TcpFabric::with_config(config).into(), ..Self::tcp(wording.encrypt) }
+    fn without_device(fabrics: Fabrics, because: impl Into<String>) -> Self {
+        Self { fabrics, device: None, lockable: Lockable::WITHOUT_LIMIT, tcp_because: Some(because.into()) }
     }
 }
 
@@ -192,6 +181,12 @@ impl FabricSettings {
         Self { encrypt, ..self }
     }
 
+    /// Makes them settings of sessions between distant hosts: TCP is as
+    /// [`rdmc_wan::tcp_config`] has it, and processes of this host share no memory.
+    pub fn for_sessions(self) -> Self {
+        Self { is_for_sessions: true, no_shm: true, ..self }
+    }
+
     /// Sets how messages call the settings.
     pub fn wording(self, wording: Wording) -> Self {
         Self { wording, ..self }
@@ -205,7 +200,7 @@ impl FabricSettings {
     /// # Errors
     /// The settings contradict each other, or require what this host does not have.
     pub async fn open_at(&self, address: &str) -> Result<OfferedFabrics, TransferError> {
-        Ok(self.open_here(address).await?)
+        Ok(self.open_here(address, POOL_BYTES_MIN).await?)
     }
 
     /// Opens the fabrics of a sender to `receiver`, which registers `bytes` at once.
@@ -223,10 +218,10 @@ impl FabricSettings {
         self.selection
     }
 
-    pub(crate) async fn open_here(&self, address: &str) -> Result<OfferedFabrics, Problem> {
+    pub(crate) async fn open_here(&self, address: &str, bytes: u64) -> Result<OfferedFabrics, Problem> {
         // The attempt to listen reports a malformed address.
         let found = tokio::net::lookup_host(address).await.ok().and_then(|mut found| found.next());
-        self.open(found.map(|address| address.ip()), POOL_BYTES_MIN)
+        self.open(found.map(|address| address.ip()), bytes)
     }
 
     pub(crate) async fn open_for(&self, receiver: &str, bytes: u64) -> Result<OfferedFabrics, Problem> {
@@ -268,12 +263,10 @@ impl FabricSettings {
         match self.selection {
             FabricSelection::Shm => {
                 let opened = local::open().of_kind(Kind::Request)?;
-                Ok(OfferedFabrics { fabrics: opened.into(), ..OfferedFabrics::tcp(format!("{fabric} shm")) })
+                Ok(OfferedFabrics::without_device(opened.into(), format!("{fabric} shm")))
             }
-            FabricSelection::Tcp | FabricSelection::Auto if self.encrypt => {
-                Ok(OfferedFabrics::encrypted_tcp(&self.wording))
-            }
-            FabricSelection::Tcp => Ok(OfferedFabrics::tcp(format!("{fabric} tcp"))),
+            FabricSelection::Tcp | FabricSelection::Auto if self.encrypt => Ok(self.offer_tcp(self.wording.encrypt)),
+            FabricSelection::Tcp => Ok(self.offer_tcp(format!("{fabric} tcp"))),
             FabricSelection::Verbs => {
                 let ports = verbs::ports().unwrap_or_default();
                 // On InfiniBand no device has an IP address. Then it is the named device or the best one.
@@ -286,10 +279,20 @@ impl FabricSettings {
                 Ok(OfferedFabrics { fabrics: fabric.into(), device: Some(device), lockable, tcp_because: None })
             }
             FabricSelection::Auto => Ok(self.open_best(address, bytes).unwrap_or_else(|because| match self.no_shm {
-                true => OfferedFabrics::tcp(format!("{because}; {no_shm}")),
-                false => OfferedFabrics::software(because),
+                true => self.offer_tcp(format!("{because}; {no_shm}")),
+                false => OfferedFabrics::without_device(self.best_first(None, Rendezvous::new()), because),
             })),
         }
+    }
+
+    fn offer_tcp(&self, because: impl Into<String>) -> OfferedFabrics {
+        OfferedFabrics::without_device(TcpFabric::with_config(self.tcp()).into(), because)
+    }
+
+    fn tcp(&self) -> TcpConfig {
+        let mut config = if self.is_for_sessions { rdmc_wan::tcp_config() } else { TcpConfig::default() };
+        config.encrypt = self.encrypt;
+        config
     }
 
     /// Opens RDMA and TCP. Fails with the reason if RDMA should not be used.
@@ -304,8 +307,21 @@ impl FabricSettings {
         let lockable = Lockable::find(Some(&*fabric));
         let see_doctor = self.wording.see_doctor("; ");
         lockable.check(bytes.max(AUTO_BYTES_MIN)).map_err(|short| format!("{short}{see_doctor}"))?;
-        let fabrics = best_first(Some(fabric), rendezvous, !self.no_shm);
+        let fabrics = self.best_first(Some(fabric), rendezvous);
         Ok(OfferedFabrics { fabrics, device: Some(device), lockable, tcp_because: None })
+    }
+
+    /// Lists the fabrics of this host, best first: shared memory if all nodes are on it, RDMA, shared memory within
+    /// hosts with TCP between them, TCP alone.
+    fn best_first(&self, rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>) -> Fabrics {
+        type Open = fn(Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem>;
+        let found = |open: Open| {
+            let found = (!self.no_shm).then(|| open(rendezvous.clone()))?;
+            found.inspect_err(|error| tracing::debug!(error = error.reason(), "no shared memory")).ok()
+        };
+        let (here, mixed) = (found(local::open_beside), found(local::open_with_tcp));
+        let tcp: Arc<dyn Fabric> = TcpFabric::with_rendezvous(self.tcp(), rendezvous);
+        Fabrics::new([here, rdma, mixed, Some(tcp)].into_iter().flatten().collect()).expect("their names differ")
     }
 }
 
@@ -316,19 +332,6 @@ impl FabricSettings {
 pub fn shared_memory() -> Result<(), TransferError> {
     local::open()?;
     Ok(())
-}
-
-/// Lists the fabrics of this host, best first: shared memory if all nodes are on it, RDMA, shared memory within hosts
-/// with TCP between them, TCP alone.
-fn best_first(rdma: Option<Arc<dyn Fabric>>, rendezvous: Arc<Rendezvous>, shm: bool) -> Fabrics {
-    type Open = fn(Arc<Rendezvous>) -> Result<Arc<dyn Fabric>, Problem>;
-    let found = |open: Open| {
-        let found = shm.then(|| open(rendezvous.clone()))?;
-        found.inspect_err(|error| tracing::debug!(error = error.reason(), "no shared memory")).ok()
-    };
-    let (here, mixed) = (found(local::open_beside), found(local::open_with_tcp));
-    let tcp: Arc<dyn Fabric> = TcpFabric::with_rendezvous(TcpConfig::default(), rendezvous);
-    Fabrics::new([here, rdma, mixed, Some(tcp)].into_iter().flatten().collect()).expect("their names differ")
 }
 
 /// Finds the usable RDMA devices of this host, and the address where a member on each can listen. The list is not
@@ -537,7 +540,8 @@ mod tests {
 
     #[test]
     fn a_pool_over_rdma_is_not_longer_than_what_may_be_locked() {
-        let offered = OfferedFabrics { lockable: Lockable::up_to(2 << 30), ..OfferedFabrics::tcp("a test") };
+        let offered =
+            OfferedFabrics { lockable: Lockable::up_to(2 << 30), ..FabricSettings::default().offer_tcp("a test") };
         let over = |fabric: &str| FabricInUse { fabric: fabric.into(), reason: String::new() };
         assert_eq!(offered.pool_bytes(&over("tcp"), 4 << 30, 0), 4 << 30);
         assert_eq!(offered.pool_bytes(&over("verbs"), 4 << 30, 0), (2 << 30) - LOCKED_BYTES_BESIDE);

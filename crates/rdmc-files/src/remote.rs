@@ -6,14 +6,14 @@
 //! short files share one.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rdmc::{Security, TcpFabric};
+use rdmc::{Fabrics, Security};
 use rdmc_wan::{Rate, SessionConfig};
 use tokio::sync::mpsc;
 
 use crate::error::Problem;
+use crate::fabric::{FabricSelection, FabricSettings};
 use crate::manifest::EntryPath;
 use crate::store::Store;
 
@@ -38,7 +38,13 @@ pub struct RemoteSettings {
     pub security: Option<Security>,
     /// Whether data is encrypted; both ends must agree. Needs `security`. Default false.
     pub encrypt: bool,
-    /// TCP connections of the data channel, 1 to 64; the client decides. Default `None`: chosen by the session.
+    /// What carries the data. The two ends use the best fabric that both offer. Default
+    /// [`FabricSelection::Tcp`].
+    pub fabric: FabricSelection,
+    /// The RDMA device, if the fabric may be one. Default `None`: the device with the address that the other end
+    /// reaches.
+    pub device: Option<String>,
+    /// Connections of the data channel, 1 to 64; the client decides. Default `None`: chosen by the session.
     pub streams: Option<u16>,
     /// The rate at which this end asks for data. Default `None`: as fast as the path goes.
     pub rate: Option<Rate>,
@@ -60,6 +66,8 @@ impl Default for RemoteSettings {
         Self {
             security: None,
             encrypt: false,
+            fabric: FabricSelection::Tcp,
+            device: None,
             streams: None,
             rate: None,
             in_flight: None,
@@ -86,10 +94,24 @@ impl RemoteSettings {
         config
     }
 
-    fn fabric(&self) -> Arc<TcpFabric> {
-        let mut config = rdmc_wan::tcp_config();
-        config.encrypt = self.encrypt;
-        TcpFabric::with_config(config)
+    fn fabrics(&self) -> FabricSettings {
+        FabricSettings::new(self.fabric).device(self.device.clone()).encrypt(self.encrypt).for_sessions()
+    }
+
+    /// Opens the fabrics of a client of the server at `address`.
+    async fn open_towards(&self, address: &str) -> Result<Fabrics, Problem> {
+        Ok(self.fabrics().open_for(address, self.registered_max()).await?.fabrics().clone())
+    }
+
+    /// Opens the fabrics of a server that listens at `address`.
+    async fn open_at(&self, address: &str) -> Result<Fabrics, Problem> {
+        Ok(self.fabrics().open_here(address, self.registered_max()).await?.fabrics().clone())
+    }
+
+    /// Returns the most bytes that a session registers.
+    fn registered_max(&self) -> u64 {
+        // A ring for each direction, and one for slabs that are written.
+        3 * self.session().ring_len_max
     }
 }
 

@@ -22,7 +22,7 @@ mod transparent;
 pub(crate) struct Gateway {
     pub(crate) child: Child,
     /// Where it listens.
-    address: String,
+    pub(crate) address: String,
     lines: BufReader<ChildStdout>,
 }
 
@@ -74,7 +74,7 @@ fn key(dir: &TempDir) -> String {
 }
 
 /// Answers every request of any number of connections: sends back what came, in reverse.
-async fn serve(targets: TcpListener) {
+pub(crate) async fn serve(targets: TcpListener) {
     loop {
         let (mut socket, _) = targets.accept().await.unwrap();
         tokio::spawn(async move {
@@ -88,7 +88,7 @@ async fn serve(targets: TcpListener) {
 }
 
 /// Sends a request, and compares the answer.
-async fn ask(mut socket: TcpStream, seed: u64, len: usize) {
+pub(crate) async fn ask(mut socket: TcpStream, seed: u64, len: usize) {
     let mut request = pattern(len, seed);
     socket.write_all(&request).await.unwrap();
     socket.shutdown().await.unwrap();

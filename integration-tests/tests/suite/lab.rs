@@ -17,6 +17,7 @@ use crate::program::{Receiver, assert_all_have, code, command, events, finish, r
 use crate::requirement::skip;
 
 mod conditions;
+mod sessions;
 
 #[test]
 fn processes_on_devices_of_their_own_get_every_byte_by_every_algorithm() {

@@ -414,9 +414,15 @@ impl Receiver {
     fn started(mut command: Command, dir: TempDir) -> Self {
         let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
-        let mut first = String::new();
-        lines.read_line(&mut first).unwrap();
-        let listening: Value = serde_json::from_str(&first).expect("the first line is an event");
+        // A server that strangers can reach warns of that first.
+        let listening = loop {
+            let mut line = String::new();
+            lines.read_line(&mut line).unwrap();
+            let event: Value = serde_json::from_str(&line).expect("the first lines are events");
+            if event["event"] != "warning" {
+                break event;
+            }
+        };
         assert_eq!(listening["event"], "listening");
         // Read on, so that the receiver does not wait for a reader.
         let said = Some(read_all(lines));

@@ -7,6 +7,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use futures::Stream;
 use futures::future::BoxFuture;
+use rdmc::Fabrics;
 use rdmc_wan::{OpenError, Session, SlabReceiver};
 use tokio::sync::mpsc;
 
@@ -214,18 +215,24 @@ pub(super) async fn no_files_come(receiver: &mut SlabReceiver) -> Result<(), Pro
     }
 }
 
-pub(super) async fn connect(address: &str, settings: &RemoteSettings, request: Request) -> Result<Session, OpenError> {
-    rdmc_wan::connect(settings.fabric(), address, settings.session(), Opening::encode(request)).await
-}
-
 pub(super) async fn open(address: &str, settings: &RemoteSettings, request: Request) -> Result<Session, Problem> {
-    connect(address, settings, request).await.map_err(|error| match error {
+    let fabrics = settings.open_towards(address).await?;
+    connect(fabrics, address, settings, request).await.map_err(|error| match error {
         OpenError::Invalid(_) => Kind::Request.problem(error),
         OpenError::Unreachable { .. } => {
             Kind::Refused.problem(format!("{}: does a server of files run there?", error.explained()))
         }
         error => Kind::Refused.problem(error.explained()),
     })
+}
+
+pub(super) async fn connect(
+    fabrics: Fabrics,
+    address: &str,
+    settings: &RemoteSettings,
+    request: Request,
+) -> Result<Session, OpenError> {
+    rdmc_wan::connect(fabrics, address, settings.session(), Opening::encode(request)).await
 }
 
 /// Ends the session as the work has ended.

@@ -302,7 +302,9 @@ impl RemoteFileOptions {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, flaw));
         }
         let request = Request::Open { path: location.path.clone(), how };
-        let session = connect(&location.address, settings, request).await.map_err(not_connected)?;
+        let fabrics = settings.open_towards(&location.address).await;
+        let fabrics = fabrics.map_err(|problem| io::Error::new(io::ErrorKind::InvalidInput, problem.to_string()))?;
+        let session = connect(fabrics, &location.address, settings, request).await.map_err(not_connected)?;
         let opened: Opened = decode(session.handle.metadata())
             .map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, format!("{location}: {problem}")))?;
         let metadata =

@@ -71,7 +71,8 @@ impl RemoteServerBuilder {
         if self.writable {
             Store::open(&root, Wording::default())?;
         }
-        let listening = SessionListener::bind(self.settings.fabric(), address, self.settings.session()).await;
+        let fabrics = self.settings.open_at(address).await?;
+        let listening = SessionListener::bind(fabrics, address, self.settings.session()).await;
         let listener = listening.map_err(|error| cannot_listen(address, &error, "server"))?;
         let Self { writable, fetches_from, settings, .. } = self;
         let confined = Arc::new(confined);

@@ -438,7 +438,8 @@ async fn a_file_that_cannot_be_read_is_left_out_and_the_others_go_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_cannot_choose_what_is_written() {
     let settings = RemoteSettings::default();
-    let listener = rdmc_wan::SessionListener::bind(settings.fabric(), "127.0.0.1:0", settings.session()).await.unwrap();
+    let listener =
+        rdmc_wan::SessionListener::bind(rdmc::TcpFabric::new(), "127.0.0.1:0", settings.session()).await.unwrap();
     let address = listener.local_address().to_owned();
     let source = tempfile::tempdir().unwrap();
     write(source.path(), ".bashrc", b"evil");
@@ -460,7 +461,8 @@ async fn a_server_cannot_choose_what_is_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_cannot_give_endless_reasons() {
     let settings = RemoteSettings::default();
-    let listener = rdmc_wan::SessionListener::bind(settings.fabric(), "127.0.0.1:0", settings.session()).await.unwrap();
+    let listener =
+        rdmc_wan::SessionListener::bind(rdmc::TcpFabric::new(), "127.0.0.1:0", settings.session()).await.unwrap();
     let address = listener.local_address().to_owned();
     let serving = async {
         let session = listener.accept().await.accept(Vec::new()).await.unwrap();

@@ -489,7 +489,7 @@ async fn misuse(address: &str, how: OpenHow, commands: &[Vec<u8>]) -> String {
     let settings = RemoteSettings::default();
     let request = Request::Open { path: EntryPath(vec![b"file".to_vec()]), how };
     let opening = Opening::encode(request);
-    let session = rdmc_wan::connect(settings.fabric(), address, settings.session(), opening).await.unwrap();
+    let session = rdmc_wan::connect(rdmc::TcpFabric::new(), address, settings.session(), opening).await.unwrap();
     let Session { mut sender, receiver: _receiver, handle, .. } = session;
     for command in commands {
         let Ok(mut slab) = sender.slab().await else { break };
@@ -544,7 +544,7 @@ async fn a_server_that_breaks_the_protocol_gives_no_bytes() {
         (vec![(1, vec![0xff; 9])], "something else"),
     ] {
         let settings = RemoteSettings::default();
-        let listener = SessionListener::bind(settings.fabric(), "127.0.0.1:0", settings.session()).await.unwrap();
+        let listener = SessionListener::bind(rdmc::TcpFabric::new(), "127.0.0.1:0", settings.session()).await.unwrap();
         let address = listener.local_address().to_owned();
         let serving = async {
             let metadata = RemoteFileMetadata { len: u64::MAX, mode: 0, mtime_s: i64::MAX, mtime_ns: u32::MAX };
