@@ -68,7 +68,7 @@ impl Settings {
         session.streams = options.streams;
         let mut gateway = GatewayConfig::default();
         gateway.memory_max = 2 * options.ring;
-        let fabric = options.fabric.settings(options.security.encrypt);
+        let fabric = options.fabric.settings(options.security.encrypt)?;
         let opened = match (&options.serve, &options.peer) {
             (Some(serve), _) => fabric.open_at(serve).await,
             // A ring for each direction, and one for slabs that are written.

@@ -63,6 +63,7 @@ impl PathOptions {
         security: &SecurityOptions,
         rate: Option<RateOption>,
     ) -> anyhow::Result<RemoteSettings> {
+        self.fabric.check(security.encrypt)?;
         let mut settings = RemoteSettings::default();
         settings.security = security.open()?;
         settings.encrypt = security.encrypt;
