@@ -144,6 +144,9 @@ impl Programs {
             Targets::Transparent => listen_for_diverted(listen).await,
             _ => TcpListener::bind(listen).await.map_err(|error| not_listening(listen, &error)),
         }?;
+        // Connections inherit it: they are reset also if this process is killed before it has looked at them. Otherwise
+        // the system would end them in good order.
+        rustix::net::sockopt::set_socket_linger(&listener, Some(Duration::ZERO))?;
         let address = listener.local_addr()?;
         let at = address.to_string();
         // A program that connects to a transparent entrance itself is refused.

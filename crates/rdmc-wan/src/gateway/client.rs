@@ -62,6 +62,7 @@ impl Client {
             Ok(target) => Ok(Self { socket: Socket::of(socket), target, caller: Caller::Socks, passed: 0 }),
             Err(error) => {
                 let socket = Socket::Tcp(socket);
+                socket.settle();
                 if socket.shut().is_ok() {
                     linger(&socket).await;
                 }
