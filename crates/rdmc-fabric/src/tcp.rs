@@ -126,7 +126,7 @@ impl TcpFabric {
         exposures: Arc<Exposures>,
     ) -> Arc<Self> {
         let environment = Arc::new(TokioEnvironment::with_data_acceptor(rendezvous.clone()));
-        let shared = Arc::new(TcpShared { config, rendezvous, exposures, yields_to_loss: OnceLock::new() });
+        let shared = Arc::new(TcpShared { config, rendezvous, exposures, congestion: OnceLock::new() });
         Arc::new(Self { shared, environment })
     }
 
@@ -157,7 +157,7 @@ impl Fabric for TcpFabric {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new(if self.shared.config.encrypt { "tcp+tls" } else { "tcp" });
         capabilities.tells_near = true;
-        capabilities.yields_to_loss = self.shared.yields_to_loss();
+        capabilities.yields_to_loss = self.shared.congestion().yields_to_loss();
         capabilities
     }
 
@@ -198,17 +198,34 @@ struct TcpShared {
     config: TcpConfig,
     rendezvous: Arc<Rendezvous>,
     exposures: Arc<Exposures>,
-    yields_to_loss: OnceLock<bool>,
+    congestion: OnceLock<Congestion>,
+}
+
+/// The congestion controls that this user's connections get.
+struct Congestion {
+    /// Of a new connection; `None` if that is not known.
+    first: Option<String>,
+    /// Of a distant one that has lost packets, if it is another one.
+    lossy: Option<&'static str>,
 }
 
 impl TcpShared {
+    fn congestion(&self) -> &Congestion {
+        self.congestion.get_or_init(|| {
+            let TcpConfig { congestion_control, lossy_congestion_control, .. } = self.config;
+            let first = congestion_control_of_new(congestion_control).or_else(|| congestion_control_of_new(None));
+            let is_another =
+                |name: &&str| first.as_deref() != Some(*name) && congestion_control_of_new(Some(name)).is_some();
+            let lossy = lossy_congestion_control.filter(is_another);
+            Congestion { first, lossy }
+        })
+    }
+}
+
+impl Congestion {
     /// Tells whether connections keep a congestion control other than BBR.
     fn yields_to_loss(&self) -> bool {
-        let TcpConfig { congestion_control, lossy_congestion_control, .. } = self.config;
-        let is_bbr = |name| congestion_control_of_new(name).is_some_and(|own| own == BBR);
-        let comes_to_bbr =
-            || is_bbr(congestion_control) || (lossy_congestion_control.is_some_and(|name| is_bbr(Some(name))));
-        *self.yields_to_loss.get_or_init(|| !comes_to_bbr())
+        ![self.first.as_deref(), self.lossy].contains(&Some(BBR))
     }
 }
 

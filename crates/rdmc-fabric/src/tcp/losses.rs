@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
 
-use super::{TcpConfig, congestion_control_of_new, set_congestion_control, stays_on_host};
+use super::{set_congestion_control, stays_on_host};
 use crate::environment::{TcpProgress, tcp_progress};
 
 /// Changes the congestion control of a distant connection when packets are lost while no queue grows.
@@ -27,16 +27,10 @@ struct QueueSense {
 }
 
 impl LossWatch {
-    /// Watches a connection, if it is distant and the system lets it have the other congestion control.
-    pub(super) fn of(stream: &TcpStream, config: &TcpConfig) -> Option<Self> {
-        let control = config.lossy_congestion_control?;
-        if stays_on_host(stream).unwrap_or(true) || config.congestion_control == Some(control) {
-            return None;
-        }
+    /// Watches a connection, if it is distant, to change it to `control`.
+    pub(super) fn of(stream: &TcpStream, control: &'static str) -> Option<Self> {
         let first = tcp_progress(stream)?;
-        // `None`: it has the system's own, which may be the same.
-        let is_new = || congestion_control_of_new(config.congestion_control).is_none_or(|own| own != control);
-        if first.round_trip < DISTANT || !is_new() || congestion_control_of_new(Some(control)).is_none() {
+        if stays_on_host(stream).unwrap_or(true) || first.round_trip < DISTANT {
             return None;
         }
         let socket = socket2::SockRef::from(stream).try_clone().ok()?;

@@ -214,7 +214,7 @@ impl TcpQueuePair {
     async fn run(self: Arc<Self>, stream: Connection, greets_with_padding: bool) {
         let peer = stream.tcp().peer_addr().ok();
         let padding = self.padding(stream.tcp(), greets_with_padding);
-        let losses = LossWatch::of(stream.tcp(), &self.shared.config);
+        let losses = self.shared.congestion().lossy.and_then(|control| LossWatch::of(stream.tcp(), control));
         let (mut from, mut to) = match stream.into_split() {
             Ok(halves) => halves,
             Err(error) => {
