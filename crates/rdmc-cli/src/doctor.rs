@@ -154,10 +154,7 @@ fn long_paths() -> Finding {
     };
     // The kernel counts its own part of a buffer, too: about half.
     let fabric = rdmc::TcpFabric::with_config(rdmc_wan::tcp_config());
-    let streams = match rdmc::Fabric::capabilities(&*fabric).yields_to_loss {
-        false => rdmc_wan::SessionConfig::STREAMS_OF_TCP,
-        true => rdmc_wan::SessionConfig::STREAMS_OF_YIELDING_TCP,
-    };
+    let streams = rdmc_wan::SessionConfig::streams_over(&rdmc::Fabric::capabilities(&*fabric), true);
     let in_flight = u64::from(streams) * send.min(receive) / 2;
     let carried = Rate { bytes: in_flight, seconds: FAR.as_secs_f64() };
     let reach = format!("{streams} connections carry {carried} over {} ms", FAR.as_millis());

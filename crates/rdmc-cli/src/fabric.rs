@@ -2,8 +2,8 @@
 
 use rdmc_files::{FabricSelection, FabricSettings};
 
-use crate::exit::Exit;
 use crate::named::{Named, Switch, one_of};
+use crate::wording::wording;
 
 /// Options that choose a fabric.
 #[derive(Clone, Debug, clap::Args)]
@@ -47,19 +47,8 @@ pub(crate) struct SessionFabricOptions {
 
 impl SessionFabricOptions {
     /// Returns the settings of the library.
-    pub(crate) fn settings(&self, encrypt: bool) -> anyhow::Result<FabricSettings> {
-        self.check(encrypt)?;
-        Ok(FabricSettings::new(self.fabric).device(self.device.clone()).encrypt(encrypt).for_sessions())
-    }
-
-    /// Refuses options that contradict each other.
-    pub(crate) fn check(&self, encrypt: bool) -> anyhow::Result<()> {
-        let wrong = match self.fabric {
-            FabricSelection::Tcp if self.device.is_some() => "--device needs --fabric verbs or auto",
-            FabricSelection::Verbs if encrypt => "--encrypt needs --fabric tcp: RDMA carries the data as it is",
-            _ => return Ok(()),
-        };
-        Err(Exit::Usage.error(wrong))
+    pub(crate) fn settings(&self) -> FabricSettings {
+        FabricSettings::new(self.fabric).device(self.device.clone()).for_sessions().wording(wording())
     }
 }
 
@@ -91,20 +80,21 @@ pub(crate) const FABRICS: [Named<FabricSelection>; 4] = [
 mod tests {
     use super::*;
 
-    #[test]
-    fn options_of_a_session_that_contradict_each_other_are_refused() {
-        let check = |fabric, device: Option<&str>, encrypt| {
+    #[tokio::test]
+    async fn options_of_a_session_that_contradict_each_other_are_refused() {
+        let check = async |fabric, device: Option<&str>, encrypt| {
             let options = SessionFabricOptions { fabric, device: device.map(str::to_owned) };
-            options.check(encrypt).map_err(|error| format!("{error:#}"))
+            let opened = options.settings().encrypt(encrypt).open_at("127.0.0.1:0").await;
+            opened.map(drop).map_err(|error| error.to_string())
         };
         for (fabric, device, encrypt, named) in [
             (FabricSelection::Tcp, Some("rxe0"), false, "--device"),
             (FabricSelection::Verbs, Some("rxe0"), true, "--encrypt"),
         ] {
-            assert!(check(fabric, device, encrypt).is_err_and(|error| error.contains(named)));
+            assert!(check(fabric, device, encrypt).await.is_err_and(|error| error.contains(named)));
         }
-        assert_eq!(check(FabricSelection::Auto, Some("rxe0"), true), Ok(()));
-        assert_eq!(check(FabricSelection::Tcp, None, true), Ok(()));
+        assert_eq!(check(FabricSelection::Auto, Some("rxe0"), true).await, Ok(()));
+        assert_eq!(check(FabricSelection::Tcp, None, true).await, Ok(()));
     }
 
     #[test]

@@ -68,11 +68,10 @@ impl Settings {
         session.streams = options.streams;
         let mut gateway = GatewayConfig::default();
         gateway.memory_max = 2 * options.ring;
-        let fabric = options.fabric.settings(options.security.encrypt)?;
+        let fabric = options.fabric.settings().encrypt(options.security.encrypt);
         let opened = match (&options.serve, &options.peer) {
             (Some(serve), _) => fabric.open_at(serve).await,
-            // A ring for each direction, and one for slabs that are written.
-            (None, peer) => fabric.open_towards(peer.as_deref().unwrap_or_default(), 3 * options.ring).await,
+            (None, peer) => fabric.open_towards(peer.as_deref().unwrap_or_default(), session.registered_max()).await,
         };
         let fabrics = opened.map_err(of_transfer)?.fabrics().clone();
         let drain = Duration::from_secs(options.drain);

@@ -63,12 +63,10 @@ impl PathOptions {
         security: &SecurityOptions,
         rate: Option<RateOption>,
     ) -> anyhow::Result<RemoteSettings> {
-        self.fabric.check(security.encrypt)?;
         let mut settings = RemoteSettings::default();
         settings.security = security.open()?;
         settings.encrypt = security.encrypt;
-        settings.fabric = self.fabric.fabric;
-        settings.device.clone_from(&self.fabric.device);
+        settings.fabric = self.fabric.settings();
         settings.streams = self.streams;
         let rate = rate.and_then(|option| option.rate);
         settings.rate = rate.map(|rate| rdmc_wan::Rate::bytes_per_second((rate.bits_per_second() / 8).max(1)));

@@ -1,7 +1,7 @@
 //! The fabrics that this host offers, and the fabric that a transfer uses.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rdmc::{Buffer, Fabric, FabricChoice, Fabrics, Memory, Node, Rendezvous, TcpConfig, TcpFabric};
@@ -181,8 +181,8 @@ impl FabricSettings {
         Self { encrypt, ..self }
     }
 
-    /// Makes them settings of sessions between distant hosts: TCP is as
-    /// [`rdmc_wan::tcp_config`] has it, and processes of this host share no memory.
+    /// Makes them settings of sessions between distant hosts: TCP is as [`rdmc_wan::tcp_config`] has it, and processes
+    /// of this host share no memory.
     pub fn for_sessions(self) -> Self {
         Self { is_for_sessions: true, no_shm: true, ..self }
     }
@@ -220,14 +220,22 @@ impl FabricSettings {
 
     pub(crate) async fn open_here(&self, address: &str, bytes: u64) -> Result<OfferedFabrics, Problem> {
         // The attempt to listen reports a malformed address.
-        let found = tokio::net::lookup_host(address).await.ok().and_then(|mut found| found.next());
+        let found = self.look_up(address).await;
         self.open(found.map(|address| address.ip()), bytes)
     }
 
     pub(crate) async fn open_for(&self, receiver: &str, bytes: u64) -> Result<OfferedFabrics, Problem> {
         // The attempt to connect reports a receiver that is not found.
-        let found = tokio::net::lookup_host(receiver).await.ok().and_then(|mut found| found.next());
+        let found = self.look_up(receiver).await;
         self.open(found.and_then(|receiver| route_to(receiver).ok()), bytes)
+    }
+
+    /// Looks up an address that a device is found by.
+    async fn look_up(&self, address: &str) -> Option<SocketAddr> {
+        match self.selection {
+            FabricSelection::Tcp | FabricSelection::Shm => None,
+            FabricSelection::Auto | FabricSelection::Verbs => tokio::net::lookup_host(address).await.ok()?.next(),
+        }
     }
 
     /// Checks the settings against each other. `secured` tells whether only known peers are admitted.

@@ -25,7 +25,7 @@ use crate::event::{Direction, Event, Events, Proof, ReceiverEvent, SessionNumber
 use crate::fabric::{FabricInUse, FabricSelection, FabricSettings, OfferedFabrics, RAISE_THE_LIMIT};
 use crate::manifest::Manifest;
 use crate::racks::RECEIVERS_MAX;
-use crate::size::{ByteSize, PAGE, POOL_BYTES_DEFAULT};
+use crate::size::{ByteSize, PAGE, POOL_BYTES_DEFAULT, POOL_BYTES_MIN};
 use crate::stop::{Stop, StopHandle};
 use crate::store::Store;
 use crate::units::{Unit, Units};
@@ -166,7 +166,7 @@ impl FileReceiverBuilder {
         let fabric = self.fabric.wording(wording);
         fabric.check(self.security.is_some())?;
         let store = Store::open(&self.dir, wording)?.overwrite(overwrite).fsync(fsync).keep_parts(keep_parts);
-        let offered = fabric.open_here(address, crate::size::POOL_BYTES_MIN).await?;
+        let offered = fabric.open_here(address, POOL_BYTES_MIN).await?;
         // With other fabrics to choose from, each transfer that does not fit says so itself.
         let short = offered.lockable().check(self.pool_bytes_max);
         if let (FabricSelection::Verbs, Err(short)) = (fabric.selection(), short) {

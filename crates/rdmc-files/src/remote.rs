@@ -38,12 +38,9 @@ pub struct RemoteSettings {
     pub security: Option<Security>,
     /// Whether data is encrypted; both ends must agree. Needs `security`. Default false.
     pub encrypt: bool,
-    /// What carries the data. The two ends use the best fabric that both offer. Default
-    /// [`FabricSelection::Tcp`].
-    pub fabric: FabricSelection,
-    /// The RDMA device, if the fabric may be one. Default `None`: the device with the address that the other end
-    /// reaches.
-    pub device: Option<String>,
+    /// What carries the data: the two ends use the best fabric that both offer. Whether it is encrypted, `encrypt`
+    /// says. Default [`FabricSelection::Tcp`].
+    pub fabric: FabricSettings,
     /// Connections of the data channel, 1 to 64; the client decides. Default `None`: chosen by the session.
     pub streams: Option<u16>,
     /// The rate at which this end asks for data. Default `None`: as fast as the path goes.
@@ -66,8 +63,7 @@ impl Default for RemoteSettings {
         Self {
             security: None,
             encrypt: false,
-            fabric: FabricSelection::Tcp,
-            device: None,
+            fabric: FabricSettings::new(FabricSelection::Tcp),
             streams: None,
             rate: None,
             in_flight: None,
@@ -94,24 +90,18 @@ impl RemoteSettings {
         config
     }
 
-    fn fabrics(&self) -> FabricSettings {
-        FabricSettings::new(self.fabric).device(self.device.clone()).encrypt(self.encrypt).for_sessions()
+    fn fabric(&self) -> FabricSettings {
+        self.fabric.clone().encrypt(self.encrypt).for_sessions()
     }
 
     /// Opens the fabrics of a client of the server at `address`.
     async fn open_towards(&self, address: &str) -> Result<Fabrics, Problem> {
-        Ok(self.fabrics().open_for(address, self.registered_max()).await?.fabrics().clone())
+        Ok(self.fabric().open_for(address, self.session().registered_max()).await?.fabrics().clone())
     }
 
     /// Opens the fabrics of a server that listens at `address`.
     async fn open_at(&self, address: &str) -> Result<Fabrics, Problem> {
-        Ok(self.fabrics().open_here(address, self.registered_max()).await?.fabrics().clone())
-    }
-
-    /// Returns the most bytes that a session registers.
-    fn registered_max(&self) -> u64 {
-        // A ring for each direction, and one for slabs that are written.
-        3 * self.session().ring_len_max
+        Ok(self.fabric().open_here(address, self.session().registered_max()).await?.fabrics().clone())
     }
 }
 

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdmc::Security;
-use rdmc_fabric::{Environment, Fabric};
+use rdmc_fabric::{Capabilities, Environment, Fabric};
 use tokio::sync::watch;
 
+use crate::channel::Channel;
 use crate::pace::Rate;
 use crate::ring::SlabRing;
 use crate::sync::lock;
@@ -104,6 +105,25 @@ impl SessionConfig {
     /// Queue pairs of a data channel over a device between distant ends, by default, or as many as its completion
     /// queues hold. A lost packet delays those behind it on its queue pair alone.
     pub const STREAMS_OF_DISTANT: u16 = 16;
+
+    /// Returns how many queue pairs a data channel over such a fabric has by default. Ends are distant if it took at
+    /// least 2 ms to connect.
+    pub fn streams_over(capabilities: &Capabilities, is_distant: bool) -> u16 {
+        if capabilities.yields_to_loss {
+            Self::STREAMS_OF_YIELDING_TCP.min(Channel::streams_max(capabilities))
+        } else if capabilities.name.starts_with("tcp") {
+            Self::STREAMS_OF_TCP
+        } else if capabilities.needs_pacing && is_distant {
+            Self::STREAMS_OF_DISTANT.min(Channel::streams_max(capabilities))
+        } else {
+            1
+        }
+    }
+
+    /// Returns the most bytes that a session registers: a ring for each direction, and one for slabs that are written.
+    pub fn registered_max(&self) -> u64 {
+        self.ring_len_max.saturating_mul(3)
+    }
 
     fn check(&self) -> Result<(), OpenError> {
         if !(Self::SLAB_LEN_MIN..=Self::SLAB_LEN_MAX).contains(&self.slab_len) {

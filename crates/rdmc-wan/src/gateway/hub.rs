@@ -257,9 +257,9 @@ impl HubState {
         flow
     }
 
-    /// Queues a flow for a turn of its own. The more flows there are, the shorter it is, so that all have one soon.
+    /// Queues one of the flows for a turn of its own. The more flows there are, the shorter it is, so that all have one soon.
     fn queue(&mut self, flow: Arc<Flow>) {
-        let turn = (ROUND_LEN / self.flows.len().max(1)).clamp(TURN_LEN_MIN, TURN_LEN_MAX);
+        let turn = (ROUND_LEN / self.flows.len()).clamp(TURN_LEN_MIN, TURN_LEN_MAX);
         self.ready.push_back((flow, turn));
     }
 

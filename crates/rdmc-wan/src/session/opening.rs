@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdmc::Fabrics;
 use rdmc_fabric::frames::FrameCheck;
-use rdmc_fabric::{Capabilities, CompletionQueue, ControlStream, Elapsed, Environment, Fabric, Role};
+use rdmc_fabric::{CompletionQueue, ControlStream, Elapsed, Environment, Fabric, Role};
 use tokio::io::AsyncWriteExt;
 
 use super::error::{OpenError, SessionError, silent};
@@ -141,7 +141,7 @@ impl Opener {
     }
 
     fn streams(&self, fabric: &Arc<dyn Fabric>, is_distant: bool) -> u16 {
-        self.config.streams.unwrap_or_else(|| streams_by_default(&fabric.capabilities(), is_distant))
+        self.config.streams.unwrap_or_else(|| SessionConfig::streams_over(&fabric.capabilities(), is_distant))
     }
 
     /// Exchanges the first frames.
@@ -247,19 +247,6 @@ impl Opener {
     }
 }
 
-/// Returns how many queue pairs a session has over a fabric.
-fn streams_by_default(capabilities: &Capabilities, is_distant: bool) -> u16 {
-    if capabilities.yields_to_loss {
-        SessionConfig::STREAMS_OF_YIELDING_TCP.min(Channel::streams_max(capabilities))
-    } else if capabilities.name.starts_with("tcp") {
-        SessionConfig::STREAMS_OF_TCP
-    } else if capabilities.needs_pacing && is_distant {
-        SessionConfig::STREAMS_OF_DISTANT.min(Channel::streams_max(capabilities))
-    } else {
-        1
-    }
-}
-
 /// How often a session may be resumed without any progress.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
@@ -339,21 +326,3 @@ pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
 /// Pauses between attempts.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn streams_by_default_follow_what_the_fabric_does_about_losses_and_distance() {
-        let of = |name, change: fn(&mut Capabilities)| {
-            let mut capabilities = Capabilities::new(name);
-            change(&mut capabilities);
-            [false, true].map(|is_distant| streams_by_default(&capabilities, is_distant))
-        };
-        assert_eq!(of("tcp", |_| ()), [4, 4]);
-        assert_eq!(of("tcp+tls", |of| of.yields_to_loss = true), [8, 8]);
-        assert_eq!(of("verbs", |of| of.needs_pacing = true), [1, 16]);
-        assert_eq!(of("shm", |_| ()), [1, 1]);
-    }
-}

@@ -11,7 +11,6 @@ use tokio::sync::Notify;
 use super::link::{Link, LinkEnd};
 use super::state::{OutgoingSlab, SlabMemory};
 use super::*;
-use crate::channel::Channel;
 use crate::conformance::{Cut, Ends, Harness, Mem, Rig, config, exchange, receive, send};
 use crate::wire::{self, Frame};
 
@@ -293,4 +292,17 @@ async fn a_paced_session_keeps_its_rate() {
     tokio::join!(send(accepted.sender, 1_000_000), receive(opened.receiver, 1_000_000));
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(480), "{took:?}");
+}
+
+#[test]
+fn streams_by_default_follow_what_the_fabric_does_about_losses_and_distance() {
+    let of = |name, change: fn(&mut Capabilities)| {
+        let mut capabilities = Capabilities::new(name);
+        change(&mut capabilities);
+        [false, true].map(|is_distant| SessionConfig::streams_over(&capabilities, is_distant))
+    };
+    assert_eq!(of("tcp", |_| ()), [4, 4]);
+    assert_eq!(of("tcp+tls", |of| of.yields_to_loss = true), [8, 8]);
+    assert_eq!(of("verbs", |of| of.needs_pacing = true), [1, 16]);
+    assert_eq!(of("shm", |_| ()), [1, 1]);
 }
